@@ -16,6 +16,9 @@ class Model:
     def __init__(self):
         self.runs = []
 
+    def expect(self, requests):
+        pass
+
     def run(self, index, wanted, tick):
         self.runs.append((index, wanted))
         out = {}

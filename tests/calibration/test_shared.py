@@ -83,6 +83,39 @@ def test_ranges_are_shared_too(tmp_path):
             assert all(map(np.array_equal, caches[0].keys, caches[1].keys))
 
 
+def arrays(folder: Path) -> set[str]:
+    """The stages with Hessians in the folder."""
+    return {p.name.split("-")[1] for p in folder.glob("*-sum.*.array")}
+
+
+def test_hessians_that_all_have_used_are_removed(tmp_path):
+    """Two parts, one after the other, and a third process that asks again."""
+    path, names, folder = text(tmp_path), matrices(SOURCE), tmp_path / "calibration"
+    alone = hessians(calibration_stages(SOURCE, path), names)
+    found, stages = {}, calibration_stages(SOURCE, path).names
+    order = sorted(names, key=lambda n: next(i for i, s in enumerate(stages) if n in s))
+    cut = len(order) // 2 + 1
+    for own in (order[:cut], order[cut:]):
+        calibration = SharedCalibration(folder)
+        shared_hessians = Hessians(calibration.stages(SOURCE, path), own, others=names)
+        found |= {name: shared_hessians.of(name)[0] for name in own}
+        before = arrays(folder)
+        calibration.finish()
+        left = {str(i) for i, s in enumerate(stages) if set(s) & set(order[cut:])} if own == order[:cut] else set()
+        assert arrays(folder) == left & before
+    assert same(found, alone)
+    assert same(hessians(SharedCalibration(folder).stages(SOURCE, path), names), alone)
+
+
+def test_hessians_of_earlier_stages_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared, "_KEPT", 1)
+    path, names, folder = text(tmp_path), matrices(MIXTURE), tmp_path / "calibration"
+    stages = calibration_stages(MIXTURE, path).names
+    last = max(i for i, s in enumerate(stages) if set(s) & set(names))
+    hessians(SharedCalibration(folder).stages(MIXTURE, path), names)
+    assert last >= 2 and arrays(folder) == {str(last - 1), str(last)}
+
+
 def test_a_claim_of_an_ended_process_is_taken_over(tmp_path, monkeypatch):
     monkeypatch.setattr(shared, "_LEASE", 0.5)
     path, names = text(tmp_path), matrices(SOURCE)
@@ -110,12 +143,12 @@ Hessians(calibration.stages({str(SOURCE)!r}, {str(path)!r}), names).of(names[0])
     assert time.monotonic() - started > 0.3 and not list((tmp_path / "calibration").glob("*.claim"))
 
 
-@pytest.mark.parametrize("damage", ["json", "npy", "gone"])
+@pytest.mark.parametrize("damage", ["json", "array", "gone"])
 def test_damaged_files_are_computed_again(damage, tmp_path):
     path, names = text(tmp_path), matrices(SOURCE)
     alone = hessians(calibration_stages(SOURCE, path), names)
     hessians(SharedCalibration(tmp_path / "calibration").stages(SOURCE, path), names)
-    for file in (tmp_path / "calibration").glob("*-sum*.json" if damage == "json" else "*-sum.*.npy"):
+    for file in (tmp_path / "calibration").glob("*-sum*.json" if damage == "json" else "*-sum.*.array"):
         if damage == "gone":
             file.unlink()
         else:

@@ -140,6 +140,9 @@ class Stages(Protocol):
         tick: called now and then with the finished share of the stage, from 0 to 1.
         """
 
+    def expect(self, requests: frozenset[str]) -> None:
+        """Called before the first stage with the tensors whose moments will be used; others may be left out."""
+
 
 class GatheringStages(Stages, Protocol):
     """Stages that can gather other statistics than moments."""
@@ -170,6 +173,7 @@ class Hessians:
         self._held: dict[str, Moments] = {}
         self._next = 0
         self._lock = threading.Lock()
+        stages.expect(frozenset(self._left))
 
     def order(self, name: str) -> int:
         """The stage of a tensor; request in this order. Tensors without inputs come last."""
@@ -183,7 +187,8 @@ class Hessians:
             return None, "not calibrated: the model gives it no inputs"
         with self._lock:
             while self._next <= self._stage_of[name]:
-                self._held.update(self._stages.run(self._next, self.wanted, self._report))
+                found = self._stages.run(self._next, self.wanted, self._report)
+                self._held |= {n: moments for n, moments in found.items() if n in self._left}
                 self._next += 1
             self._left[name] -= 1
             moments = self._held[name] if self._left[name] > 0 else self._held.pop(name)

@@ -62,6 +62,9 @@ class TorchStages:
         self._windows = [torch.tensor(w)[None] for w in ids]
         self._calls: list[_Calls] = []
 
+    def expect(self, requests: frozenset[str]) -> None:
+        """See Stages: here all are computed in order, and kept by the caller."""
+
     @property
     def names(self) -> Sequence[Sequence[str]]:
         """See Stages."""

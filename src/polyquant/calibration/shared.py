@@ -5,15 +5,19 @@ are files there; a stage is a barrier, since its sums need every shard. Who comp
 time it renews; an old claim is taken over, so a process that ended or hangs costs a lease at most. Two processes that
 compute the same write the same. Everything in the folder can be computed again: what is missing or damaged is.
 
-    KEY-STAGE-states-SHARD.json    KEY-STAGE-shard-SHARD.json    KEY-STAGE-sum.json    KEY-....N.npy    KEY-....claim
+    KEY-STAGE-states-SHARD.json    KEY-STAGE-shard-SHARD.json    KEY-STAGE-sum.json    KEY-STAGE-used-NUMBER.json
+    KEY-....N.array                KEY-....claim
 
-KEY is a hash of what is gathered. A .json file lists numbers and the .npy files with its arrays, and is written last.
+KEY is a hash of what is gathered. A .json file lists numbers and the .array files with its arrays, and is written last.
+The Hessians of a stage, gigabytes in a large model, are removed when every tensor that needs them is quantized: each
+process notes those that it has used, two stages later or when it ends.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import threading
@@ -32,6 +36,8 @@ from polyquant.ops.arithmetic import defined_order
 
 __all__ = ["Kept", "SharedCalibration", "SharedStages"]
 
+_KEPT = 2
+"""Stages whose Hessians are kept although this process is done with them: a lost one may repeat its last tensors."""
 _LEASE, _RENEWAL, _PAUSE = 30.0, 3.0, 0.1
 """Seconds after which a claim is old, between two renewals, and between two looks at the work of others."""
 
@@ -54,6 +60,12 @@ class SharedCalibration:
         self._folder = folder
         self._made: dict[Any, GatheringStages] = {}
 
+    def finish(self) -> None:
+        """Note that the tensors requested so far are quantized, so that their Hessians may be removed."""
+        for stages in self._made.values():
+            if isinstance(stages, SharedStages):
+                stages.finish()
+
     def stages(self, path: str | os.PathLike[str], text: str | os.PathLike[str], **size: int) -> GatheringStages:
         """Like `calibration_stages`, shared if the built-in decoder runs the model. Raises InputError,
         UnsupportedError.
@@ -70,6 +82,8 @@ class SharedStages:
 
     def __init__(self, stages: DecoderStages, folder: Path) -> None:
         self._stages, self._folder = stages, folder
+        self._requests: frozenset[str] | None = None
+        self._chain: _Chain | None = None
         folder.mkdir(mode=0o700, exist_ok=True)
 
     @property
@@ -77,16 +91,35 @@ class SharedStages:
         """See Stages."""
         return self._stages.names
 
+    def expect(self, requests: frozenset[str]) -> None:
+        """See Stages."""
+        self.finish()
+        self._requests, self._chain = requests, None
+
+    def finish(self) -> None:
+        """Note that the expected tensors of all stages so far are quantized."""
+        self._used(len(self._stages.names))
+
+    def _used(self, stop: int) -> None:
+        if self._chain is not None and self._requests is not None:
+            for index, names in enumerate(self._stages.names[:stop]):
+                self._chain.use(index, self._requests & frozenset(names))
+
     def run(self, index: int, wanted: frozenset[str], tick: Tick) -> Mapping[str, Moments]:
         """See Stages."""
+        self._chain = self._chain_of(wanted, Moments, None)
+        self._used(index - _KEPT)
+        asked = self._requests is None or self._requests.intersection(self._stages.names[index])
+        if not asked and self._chain.used(index):
+            tick(1)
+            return {}
         return self.gather(index, wanted, tick, Moments)
 
     def gather(
         self, index: int, wanted: frozenset[str], tick: Tick, make: Callable[[int], G], cache: CacheRanges | None = None
     ) -> Mapping[str, G]:
         """See GatheringStages. Helps with the shards that nobody computes, and waits for the others."""
-        kind = f"{getattr(make, '__name__', make)} {None if cache is None else cache.before} {sorted(wanted)}"
-        chain = _Chain(self._stages, self._folder, hashlib.sha256(kind.encode()).hexdigest()[:8], wanted, make, cache)
+        chain = self._chain_of(wanted, make, cache)
         with defined_order():
             found, ranges = chain.stage(index, tick)
         if cache is not None and ranges is not None:
@@ -94,20 +127,50 @@ class SharedStages:
         tick(1)
         return found
 
+    def _chain_of(self, wanted: frozenset[str], make: Callable[[int], G], cache: CacheRanges | None) -> _Chain:
+        if cache is None and self._chain is not None and self._chain.gathers(wanted, make):
+            return self._chain
+        return _Chain(self._stages, self._folder, wanted, make, cache)
+
 
 class _Chain:
     """The stages for one kind of statistics."""
 
     def __init__(
-        self, stages: DecoderStages, folder: Path, key: str, wanted: frozenset[str], make: Callable[[int], Any],
+        self, stages: DecoderStages, folder: Path, wanted: frozenset[str], make: Callable[[int], Any],
         cache: CacheRanges | None,
     ) -> None:  # fmt: skip
         self._stages, self._wanted, self._make, self._cache = stages, wanted, make, cache
-        self._store = _Store(folder, key)
+        kind = f"{getattr(make, '__name__', make)} {None if cache is None else cache.before} {sorted(wanted)}"
+        self._store = _Store(folder, hashlib.sha256(kind.encode()).hexdigest()[:8])
+        self._noted: dict[int, frozenset[str]] = {}
+
+    def gathers(self, wanted: frozenset[str], make: Callable[[int], Any]) -> bool:
+        """True if this is the chain for these tensors, without ranges of a cache."""
+        return self._cache is None and make is self._make and wanted == self._wanted
+
+    def used(self, index: int) -> bool:
+        """True if the sum of a stage was used by all, and removed."""
+        total = self._store.load(f"{index}-sum")
+        return total is not None and "used" in total
+
+    def use(self, index: int, names: frozenset[str]) -> None:
+        """Note that these tensors of a stage are quantized; after the last ones of all, remove the sum."""
+        if not names - self._noted.get(index, frozenset()):
+            return
+        self._noted[index] = names
+        self._store.save(f"{index}-used-{secrets.token_hex(4)}", sorted(names))
+        done = {name for note in self._store.named(f"{index}-used-") for name in self._store.load(note) or ()}
+        if done >= self._wanted.intersection(self._stages.names[index]):
+            self._store.save(f"{index}-sum", {"used": True})
+            self._store.remove_arrays(f"{index}-sum")
 
     def stage(self, index: int, tick: Tick) -> tuple[dict[str, Any], CacheRanges | None]:
         """The sum of all shards of a stage."""
         shards = range(len(self._stages.shards))
+        if self.used(index):  # by a process that was lost before its tensors were recorded
+            for name in (*self._store.named(f"{index}-used-"), f"{index}-sum"):
+                self._store.remove(name)
         while (total := self._store.load(f"{index}-sum")) is None:
             missing = [s for s in shards if not self._store.has(f"{index}-shard-{s}")]
             tick(1 - len(missing) / len(shards))
@@ -206,12 +269,12 @@ class _Store:
             return None
 
     def _array(self, entry: dict[str, Any]) -> Any:
-        if entry.keys() != {"npy", "shape", "dtype"}:
+        if entry.keys() != {"array", "shape", "dtype"}:
             return entry
-        array = np.load(self._folder / f"{self._key}-{Path(entry['npy']).name}", mmap_mode="r", allow_pickle=False)
-        if list(array.shape) != entry["shape"] or str(array.dtype) != entry["dtype"]:
+        path, shape, dtype = self._path(Path(entry["array"]).name), tuple(entry["shape"]), np.dtype(entry["dtype"])
+        if path.stat().st_size != math.prod(shape) * dtype.itemsize:
             raise ValueError("another array")
-        return array
+        return np.memmap(path, dtype, "r", shape=shape) if math.prod(shape) else np.empty(shape, dtype)
 
     def save(self, name: str, tree: Any) -> None:
         """Write a tree: the arrays first, each array once."""
@@ -221,9 +284,9 @@ class _Store:
             if not isinstance(value, np.ndarray):
                 raise TypeError(type(value).__name__)
             if id(value) not in arrays:
-                arrays[id(value)] = f"{name}.{len(arrays)}.npy", value
-                self._write(arrays[id(value)][0], lambda file: np.save(file, value, allow_pickle=False))
-            return {"npy": arrays[id(value)][0], "shape": list(value.shape), "dtype": str(value.dtype)}
+                arrays[id(value)] = f"{name}.{len(arrays)}.array", value
+                self._write(arrays[id(value)][0], np.ascontiguousarray(value).tofile)
+            return {"array": arrays[id(value)][0], "shape": list(value.shape), "dtype": value.dtype.str}
 
         text = json.dumps(tree, default=stored)
         self._write(f"{name}.json", lambda file: file.write(text.encode()))
@@ -238,8 +301,16 @@ class _Store:
     def remove(self, name: str) -> None:
         """Remove a tree: its list first."""
         self._path(f"{name}.json").unlink(missing_ok=True)
-        for path in self._folder.glob(f"{self._key}-{name}.*.npy"):
+        self.remove_arrays(name)
+
+    def remove_arrays(self, name: str) -> None:
+        """Remove the arrays of a tree."""
+        for path in self._folder.glob(f"{self._key}-{name}.*.array"):
             path.unlink(missing_ok=True)
+
+    def named(self, start: str) -> list[str]:
+        """The trees whose names start like this."""
+        return [p.stem.removeprefix(f"{self._key}-") for p in self._folder.glob(f"{self._key}-{start}*.json")]
 
     @contextmanager
     def claimed(self, name: str) -> Iterator[bool]:

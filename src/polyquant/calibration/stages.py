@@ -70,6 +70,9 @@ class DecoderStages:
         """See Stages."""
         return self._names
 
+    def expect(self, requests: frozenset[str]) -> None:
+        """See Stages: here all are computed in order, and kept by the caller."""
+
     def run(self, index: int, wanted: frozenset[str], tick: Tick) -> Mapping[str, Moments]:
         """See Stages."""
         return self.gather(index, wanted, tick, Moments)

@@ -92,6 +92,8 @@ def execute(
                 assert isinstance(staging, Staging)
                 shared = SharedCalibration(staging.folder.with_name(CALIBRATION))
             reports = Run(plan, tasks, threads or cores(), measure, on_progress, limit, shared).all_tasks(staging)
+            if shared is not None:
+                shared.finish()
     nbytes = plan.nbytes if part is None else sum(task.nbytes for task in tasks)
     return Report(
         target, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings, plan.recipe.name

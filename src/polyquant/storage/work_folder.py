@@ -51,7 +51,7 @@ __all__ = [
 Resume = Literal["auto", "required", "never"]
 
 FILES, REPLACED, CALIBRATION = "files", "replaced", "calibration"
-_SHARED = re.compile(r"[0-9a-f]{8}-.+\.(json|npy|claim|new|probe)")
+_SHARED = re.compile(r"[0-9a-f]{8}-.+\.(json|array|claim|new|probe)")
 """Files of a calibration that several processes share (calibration/shared.py)."""
 _MARK = re.compile(rb"\.(.*)\.polyquant-(parts-)?([0-9a-f]{8})([0-9a-f]{8})", re.DOTALL)
 _NAME_BYTES = 200

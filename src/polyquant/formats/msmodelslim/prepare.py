@@ -13,7 +13,7 @@ ranges of later layers include that noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -187,12 +187,13 @@ class Prepared:
 
 def prepare(
     source: Checkpoint, options: MsModelSlimOptions, targets: Collection[tuple[str, MsModelSlim]], tick: Tick,
-    stages_on: Callable[..., GatheringStages] | None = None,
+    stages_on: Callable[..., GatheringStages] | None = None, own: Iterable[str] | None = None,
 ) -> Prepared:  # fmt: skip
     """Run the calibration text through the float model.
 
     targets: the source of each quantized weight's inputs (Step.inputs), and its codec. tick: called with the finished
-    share, from 0 to 1. stages_on: returns the stages on a text, by default of this process alone. Raises InputError,
+    share, from 0 to 1. stages_on: returns the stages on a text, by default of this process alone. own: the inputs whose
+    Hessians this process will request, one for each request; by default those of all targets. Raises InputError,
     UnsupportedError.
     """
     assert options.calibration is not None
@@ -204,9 +205,11 @@ def prepare(
     smoothing = Smoothing(source, options.smooth) if options.smooth is not None else None
     run = _CalibrationRun(source, options, {n for n, c in targets if c.static}, smoothing)
     run.run(stages, lambda share: tick(half * share))
-    hessians = (
-        Hessians(stages, (n for n, _ in targets), lambda share: tick(0.5 + 0.5 * share)) if wants_hessians else None
-    )
+    hessians = None
+    if wants_hessians:
+        wanted = [name for name, _ in targets]
+        requests = wanted if own is None else own
+        hessians = Hessians(stages, requests, lambda share: tick(0.5 + 0.5 * share), others=wanted)
     return Prepared(source, smoothing, run.values(), run.ranges, run.means, hessians, run.notes)
 
 

@@ -6,7 +6,7 @@ Rows are quantized separately if each has its own grid, so that memory holds a b
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,13 +47,13 @@ class MsModelSlimWorker:
         options = self._context.options
         if not steps or options.calibration is None:
             return list(steps)
-        targets = [
-            (s.inputs, s.target)
-            for s in self._context.steps
-            if isinstance(s.target, MsModelSlim) and s.action is not Action.COPY
-        ]
         self._prepared = prepared = prepare(
-            self._context.source, options, targets, self._context.tick, self._context.stages
+            self._context.source,
+            options,
+            _targets(self._context.steps),
+            self._context.tick,
+            self._context.stages,
+            [name for name, _ in _targets(steps)],
         )
         return sorted(steps, key=lambda s: prepared.order(s.inputs) if s.alone else -1)
 
@@ -86,6 +86,12 @@ class MsModelSlimWorker:
     def stated(self, step: Step, error: ErrorSums) -> Mapping[str, NDArray[Any]]:
         """No part: the folder does not state errors."""
         return {}
+
+
+def _targets(steps: Iterable[Step]) -> list[tuple[str, MsModelSlim]]:
+    """The source of the inputs, and the codec, of each quantized weight."""
+    kept = Action.COPY
+    return [(s.inputs, s.target) for s in steps if isinstance(s.target, MsModelSlim) and s.action is not kept]
 
 
 def _codes(context: Context, step: Step, start: int, stop: int, prepared: Prepared | None, *, measure: bool) -> Piece:

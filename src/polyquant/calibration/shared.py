@@ -102,7 +102,7 @@ class SharedStages:
 
     def _used(self, stop: int) -> None:
         if self._chain is not None and self._requests is not None:
-            for index, names in enumerate(self._stages.names[:stop]):
+            for index, names in enumerate(self._stages.names[: max(0, stop)]):
                 self._chain.use(index, self._requests & frozenset(names))
 
     def run(self, index: int, wanted: frozenset[str], tick: Tick) -> Mapping[str, Moments]:
@@ -169,6 +169,7 @@ class _Chain:
         """The sum of all shards of a stage."""
         shards = range(len(self._stages.shards))
         if self.used(index):  # by a process that was lost before its tensors were recorded
+            self._noted.pop(index, None)
             for name in (*self._store.named(f"{index}-used-"), f"{index}-sum"):
                 self._store.remove(name)
         while (total := self._store.load(f"{index}-sum")) is None:

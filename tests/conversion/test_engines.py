@@ -15,7 +15,7 @@ import pytest
 import polyquant as pq
 from golden import VECTORS
 from polyquant.conversion.engines import cluster as clusters
-from polyquant.conversion.engines import driver
+from polyquant.conversion.engines import driver, worker
 from polyquant.conversion.engines.cluster import WorkerLostError
 from polyquant.conversion.engines.worker import UnitRunner
 from polyquant.conversion.execute import Engine
@@ -230,6 +230,22 @@ def test_an_error_of_the_conversion_ends_the_job(threads, tmp_path):
             tmp_path / "in.gguf", tmp_path / "out.gguf", codec="q8_0", allow_unknown=True, engine=Engine("ray", 2)
         )
     assert [p.name for p in tmp_path.iterdir()] == ["in.gguf"]
+
+
+def test_a_source_that_cannot_be_opened_for_a_moment(threads, tmp_path, monkeypatch):
+    """An error while a worker makes its plan is no verdict: the driver could make it."""
+    one = convert(tmp_path / "one")
+    failing, planned = [1, 2, 3], worker._planned
+
+    def sometimes(request):
+        if failing:
+            failing.pop()
+            raise InputError("config.json cannot be read: Input/output error")
+        return planned(request)
+
+    monkeypatch.setattr(worker, "_planned", sometimes)
+    threads()
+    assert convert(tmp_path / "many", engine=Engine("ray", 2)) == one and not failing
 
 
 def test_workers_that_see_another_source_are_refused(threads, tmp_path, monkeypatch):

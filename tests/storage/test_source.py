@@ -80,6 +80,7 @@ def test_fields_inside_blocks_are_swapped(source):
     np.testing.assert_array_equal(array.view(), expected)
     np.testing.assert_array_equal(array.read(1, 2), expected[1:])
     assert source.map()[:2].tolist() == [0, 1]
+    assert array.read(1, 1).shape == (0, 16)
 
 
 def test_exactly_one_byte_order_is_foreign():

@@ -236,7 +236,7 @@ class Swap:
         blocks = data.reshape(-1, self.block)  # [n, block]
         for offset, size, count in self.fields:
             field = blocks[:, offset : offset + size * count].reshape(len(blocks), count, size)
-            blocks[:, offset : offset + size * count] = field[:, :, ::-1].reshape(len(blocks), -1)
+            blocks[:, offset : offset + size * count] = field[:, :, ::-1].reshape(len(blocks), size * count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,12 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a unit: lines for the journal, packed, or an error. code: errno of an OSError."""
+    """The result of a unit: lines for the journal, packed, or an error. transient: another attempt may succeed."""
 
     packed: bytes = b""
     error: str = ""
     kind: str = ""
-    code: int = 0
+    transient: bool = False
 
     @staticmethod
     def of(lines: Sequence[Mapping[str, Any]]) -> Outcome:

@@ -7,7 +7,6 @@ first result counts. Workers that still do a unit when its result is there are b
 
 from __future__ import annotations
 
-import errno
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -39,8 +38,6 @@ ATTEMPTS = 8
 """Failed attempts at a unit before the job ends."""
 UNITS = 16
 """Units per worker: enough for balance, few enough that a unit is worth its message."""
-_TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN}
-"""Errors of shared storage that another attempt may not meet."""
 FIRST_LEASE, SHORTEST_LEASE = 1800.0, 60.0
 """Seconds of a lease before the pace is known, and the least afterwards."""
 LEASE, STRAGGLER, SHORTEST_STRAGGLER = 10.0, 2.0, 3.0
@@ -163,7 +160,7 @@ class _Driver:
             self._lost(job, slot, problem)
             return
         self.idle.append(slot)
-        if outcome.error and outcome.code in _TRANSIENT:
+        if outcome.error and outcome.transient:
             self._failed(job, outcome.error)
             return
         if outcome.error:

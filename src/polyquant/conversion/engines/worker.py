@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from polyquant.storage.work_folder import CALIBRATION
 __all__ = ["UnitRunner"]
 
 
+_TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN}
+"""Errors of shared storage."""
 _PAUSES = (0.1, 0.3, 1.0, 3.0)
 """Seconds before the source is opened again."""
 
@@ -44,6 +47,7 @@ class UnitRunner:
         self._assignment = assignment
         self._plan: Plan | None = None
         self._limit: int | None = None
+        self._planning = False
         self._calibration = SharedCalibration(Path(assignment.files).with_name(CALIBRATION))
 
     def run(self, unit: Unit) -> Outcome:
@@ -51,11 +55,18 @@ class UnitRunner:
         try:
             lines = self._run(unit)
         except PolyquantError as problem:
-            return Outcome(error=str(problem), kind=type(problem).__name__, code=_errno(problem))
+            return Outcome(error=str(problem), kind=type(problem).__name__, transient=self._transient(problem))
         except OSError as problem:
-            where = f"{problem.filename}: " if problem.filename else ""
-            return Outcome(error=f"{where}{problem.strerror or problem}", kind="OSError", code=_errno(problem))
+            where, transient = f"{problem.filename}: " if problem.filename else "", self._transient(problem)
+            return Outcome(error=f"{where}{problem.strerror or problem}", kind="OSError", transient=transient)
         return Outcome.of(lines)
+
+    def _transient(self, problem: BaseException) -> bool:
+        """True for errors that another attempt may not meet: of shared storage, or of opening what the driver could
+        open, where findings name no system call.
+        """
+        code = _errno(problem)
+        return code in _TRANSIENT or (code == 0 and self._planning)
 
     def _run(self, unit: Unit) -> list[dict[str, Any]]:
         plan = self._opened()
@@ -79,7 +90,9 @@ class UnitRunner:
         given = self._assignment
         if Path(given.folder).is_dir():
             os.chdir(given.folder)
+        self._planning = True
         made = with_name(_planned(given.request), Path(given.target))
+        self._planning = False
         if made.identity != given.identity:
             raise PlanError("a worker makes another plan: its source or its version of polyquant differs",
                             file=made.source.path, expected=given.identity[:16], found=made.identity[:16])  # fmt: skip

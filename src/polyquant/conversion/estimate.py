@@ -91,7 +91,7 @@ class Workload:
         largest = max((t for t, d in zip(self.seconds, divided, strict=True) if not d), default=0.0)
         barriers = ["plan: every worker opens the source and makes the same plan"]
         if getattr(options, "target_bpw", None) is not None:
-            barriers.append("bits: allocated in the plan, once all matrices are measured; every worker repeats it")
+            barriers.append("bits: allocated in the plan, once all matrices are measured; each part repeats it")
         if calibrated:
             barriers.append(
                 f"calibration: layer by layer; each layer waits for all {-(-WINDOWS // SHARD)} shards of the text, "

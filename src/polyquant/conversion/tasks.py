@@ -17,6 +17,7 @@ from polyquant.conversion.costs import step_costs
 from polyquant.conversion.steps import Plan
 from polyquant.errors import PlanError
 from polyquant.formats.steps import Step
+from polyquant.storage.parts import MOST_PARTS
 from polyquant.types import as_matrix
 
 __all__ = ["Part", "Task", "cost", "parse_part", "shares", "whole"]
@@ -37,8 +38,8 @@ def parse_part(text: str) -> Part:
     """Parse "3/8". Raises PlanError."""
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     part = Part(int(match[1]), int(match[2])) if match else Part(0, 0)
-    if not 1 <= part.number <= part.count:
-        raise PlanError("a part is I/N with I from 1 to N", expected="e.g. 3/8", found=text)
+    if not 1 <= part.number <= part.count <= MOST_PARTS:
+        raise PlanError(f"a part is I/N with I from 1 to N, at most {MOST_PARTS}", expected="e.g. 3/8", found=text)
     return part
 
 

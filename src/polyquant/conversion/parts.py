@@ -8,6 +8,7 @@ import zlib
 from polyquant import __version__
 from polyquant.conversion.steps import Plan
 from polyquant.storage.parts import Job, Sources
+from polyquant.storage.spans import gaps, spans_by_file
 from polyquant.types import Layout
 
 __all__ = ["job_of", "source_states"]
@@ -31,25 +32,18 @@ def job_of(plan: Plan, count: int, command: str) -> Job:
 
 def _headers(layout: Layout) -> int:
     """CRC-32 of all bytes outside the slots: headers, and zeros between them."""
-    spans: dict[str, list[tuple[int, int]]] = {f.name: [] for f in layout.files}
-    for slot in layout.slots.values():
-        spans[slot.file].append((slot.offset, slot.offset + slot.spec.nbytes))
-    crc = 0
+    spans, crc = spans_by_file(layout), 0
     for file in layout.files:
-        pieces = sorted(
-            [*file.pieces, *((start, None) for start, stop in spans[file.name] if stop > start)], key=_first
-        )
-        stops = dict(spans[file.name])
-        at = 0
-        for start, data in [*pieces, (file.size, b"")]:
-            crc = zlib.crc32(bytes(max(0, start - at)), crc)
-            crc = crc if data is None else zlib.crc32(data, crc)
-            at = max(at, stops[start] if data is None else start + len(data))
+        pieces = [(start, start + len(data), data) for start, data in file.pieces]
+        covered = [*((start, stop) for start, stop, _ in pieces), *spans[file.name]]
+        padding = [(start, stop, bytes(stop - start)) for start, stop in gaps(covered, file.size)]
+        for _, _, data in sorted([*pieces, *padding], key=_place):
+            crc = zlib.crc32(data, crc)
     return crc
 
 
-def _first(piece: tuple[int, bytes | None]) -> int:
-    return piece[0]
+def _place(piece: tuple[int, int, bytes]) -> tuple[int, int]:
+    return piece[:2]
 
 
 def source_states(plan: Plan) -> Sources:

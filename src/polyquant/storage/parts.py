@@ -28,6 +28,7 @@ from polyquant.storage import journal as journals
 from polyquant.storage.claims import candidates, parent_locked, taken, unmerged
 from polyquant.storage.journal import Done
 from polyquant.storage.renames import named, rename_new, sync_folder
+from polyquant.storage.spans import Span, gaps
 from polyquant.storage.staging import ForeignFileError, Staging
 from polyquant.storage.work_folder import Resume, WorkFolder, part_name, parts_name
 from polyquant.types import Layout
@@ -195,15 +196,12 @@ def _parsed_receipt(fd: int, part: int, count: int) -> Receipt | None:
 
 def between_blocks(receipts: Iterable[Receipt], job: Job) -> Iterator[tuple[int, int, int]]:
     """Yield (file, start, stop) of the bytes that no part of a complete job writes: headers and padding."""
-    spans: list[list[tuple[int, int]]] = [[] for _ in job.files]
+    spans: list[list[Span]] = [[] for _ in job.files]
     for block in (b for r in receipts for d in r.done.values() for b in d.blocks):
         spans[block.file].append((block.offset, block.offset + block.nbytes))
     for file, size in enumerate(job.sizes):
-        at = 0
-        for start, stop in [*sorted(spans[file]), (size, size)]:
-            if start > at:
-                yield file, at, start
-            at = max(at, stop)
+        for start, stop in gaps(spans[file], size):
+            yield file, start, stop
 
 
 def folder_of(target: Path) -> Path | None:

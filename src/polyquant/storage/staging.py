@@ -23,8 +23,9 @@ from polyquant.errors import PlanError, PolyquantError, RemoteError
 from polyquant.storage.claims import claimed
 from polyquant.storage.journal import Block, Done
 from polyquant.storage.renames import named, sync_folder
+from polyquant.storage.spans import gaps, slots_by_tensor, spans_by_file
 from polyquant.storage.work_folder import FILES, Resume, WorkFolder
-from polyquant.types import FilePlan, Layout, Slot
+from polyquant.types import Layout, Slot
 
 __all__ = ["ForeignFileError", "Replaceable", "Resume", "Sink", "Staging", "crc_of", "publish", "resumable", "staged"]
 
@@ -130,31 +131,18 @@ class Staging:
 
         done: tensors completed by an earlier run. Those whose bytes have changed since are left out of `self.done`.
         """
+        spans = {} if done is None else spans_by_file(self.layout)
         for f in self.layout.files:
             with named(self.folder / f.name):
                 os.ftruncate(self._fds[f.name], f.size)
             for offset, data in f.pieces:
                 self._pwrite(f.name, data, offset)
-            if done is not None:
-                for start, stop in self._gaps(f):
+            if done is not None:  # zeros again between the pieces and tensors
+                pieces = [(offset, offset + len(data)) for offset, data in f.pieces]
+                for start, stop in gaps([*pieces, *spans[f.name]], f.size):
                     self._pwrite(f.name, bytes(stop - start), start)
-        slots: dict[str, list[Slot]] = {}
-        if done:
-            for (tensor, _), slot in self.layout.slots.items():
-                slots.setdefault(tensor, []).append(slot)
+        slots = slots_by_tensor(self.layout) if done else {}
         self.done = {name: d.report for name, d in (done or {}).items() if self._intact(slots.get(name, ()), d)}
-
-    def _gaps(self, file: FilePlan) -> Iterator[tuple[int, int]]:
-        """Yield the ranges [start, stop) of padding: bytes of neither a part nor a header."""
-        spans = [(offset, offset + len(data)) for offset, data in file.pieces]
-        spans += [(s.offset, s.offset + s.spec.nbytes) for s in self.layout.slots.values() if s.file == file.name]
-        at = 0
-        for start, stop in sorted(spans):
-            if start > at:
-                yield at, start
-            at = max(at, stop)
-        if at < file.size:
-            yield at, file.size
 
     def _intact(self, slots: Sequence[Slot], done: Done) -> bool:
         """Return True if these slots of a tensor, or the rows done, still hold the bytes that were written."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from polyquant.storage.spans import spans_by_file
 from polyquant.types import FilePlan, Layout
 
 __all__ = ["Assembler", "FileParts", "file_parts", "part_bytes"]
@@ -85,10 +86,7 @@ class FileParts:
 
 def file_parts(layout: Layout) -> list[FileParts]:
     """The parts of every file of a layout."""
-    spans: dict[str, list[tuple[int, int]]] = {f.name: [] for f in layout.files}
-    for slot in layout.slots.values():
-        if slot.spec.nbytes:
-            spans[slot.file].append((slot.offset, slot.offset + slot.spec.nbytes))
+    spans = spans_by_file(layout)
     return [FileParts(f, spans[f.name]) for f in layout.files]
 
 

@@ -21,6 +21,7 @@ from polyquant.storage.locations import RemotePath, forget
 from polyquant.storage.remote.s3 import S3, Found, UploadGoneError
 from polyquant.storage.remote.upload_parts import Assembler, FileParts, Key, file_parts, part_bytes
 from polyquant.storage.remote.upload_state import UploadState
+from polyquant.storage.spans import slots_by_tensor
 from polyquant.storage.staging import Replaceable, resumable
 from polyquant.storage.work_folder import Resume
 from polyquant.types import FilePlan, Layout, Slot
@@ -96,9 +97,7 @@ class UploadStaging:
 
     def _finished(self, stored: set[Key]) -> dict[str, Any]:
         """The tensors of an earlier run whose bytes are all in stored parts, or in the journal."""
-        slots: dict[str, list[Slot]] = {}
-        for (tensor, _), slot in self.layout.slots.items():
-            slots.setdefault(tensor, []).append(slot)
+        slots = slots_by_tensor(self.layout)
         lines = self._state.known.tensors
         return {
             name: line["report"]

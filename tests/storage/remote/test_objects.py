@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import random
 import shutil
 import threading
@@ -116,6 +117,25 @@ def test_an_exception_of_a_package_is_one_line(memory, monkeypatch, problem, err
         pq.inspect("memory://m/d")
     assert "TOPSECRET" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_never_answers_is_given_up_early(memory, monkeypatch):
+    """The packages repeat requests for half a minute themselves, and would log a traceback each time."""
+    now = [0.0]
+    monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(retry.time, "sleep", lambda seconds: None)
+    asked = []
+
+    def unreachable(self, path, **options):
+        asked.append(path)
+        now[0] += 30
+        raise ConnectionError("Cannot connect to host")
+
+    monkeypatch.setattr(type(memory), "info", unreachable)
+    with pytest.raises(RemoteError, match="Cannot connect to host"):
+        pq.inspect("memory://m/d")
+    assert len(asked) == 1
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("gcsfs").handlers)
 
 
 # ---------------------------------------------------------------- s3://

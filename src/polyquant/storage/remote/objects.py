@@ -6,6 +6,7 @@ addition to the repetitions of the package.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -16,13 +17,15 @@ from polyquant.storage.file_state import Entry
 from polyquant.storage.locations import RemotePath
 from polyquant.storage.remote.extra import missing
 from polyquant.storage.remote.names import base_names
-from polyquant.storage.remote.retry import FailedRequestError, repeated
+from polyquant.storage.remote.retry import GIVE_UP, NEVER_REACHED, FailedRequestError, repeated
 
 __all__ = ["Objects"]
 
 T = TypeVar("T")
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "VersionId", "checksum", "uid")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+_TALKATIVE = ("gcsfs", "s3fs", "adlfs", "aiobotocore", "botocore", "azure", "google")
+"""Packages that log the requests they repeat, with tracebacks, to the terminal of a program without logging."""
 _DENIED = "check the credentials of that service (environment, configuration file); they may have expired"
 
 
@@ -34,7 +37,10 @@ class Objects:
             from fsspec.core import url_to_fs
         except ImportError:
             raise missing("fsspec", path) from None
+        for package in _TALKATIVE:
+            logging.getLogger(package).addHandler(logging.NullHandler())
         self._open: Callable[..., tuple[Any, str]] = url_to_fs
+        self._reached = False
         self._entries: dict[str, Entry | None] = {}
         self._listed: dict[str, list[str]] = {}
         self._lock = threading.Lock()
@@ -129,13 +135,15 @@ class Objects:
 
         def attempt() -> T:
             try:
-                return ask(*self._open(str(path)))
+                answer = ask(*self._open(str(path)))
+                self._reached = True
+                return answer
             except (PolyquantError, FailedRequestError):
                 raise
             except Exception as problem:  # noqa: BLE001 - each package of fsspec has its own exceptions
                 raise _translated(problem, path, doing) from None
 
-        return repeated(path, attempt, doing)
+        return repeated(path, attempt, doing, GIVE_UP if self._reached else NEVER_REACHED)
 
 
 def _refreshed(fs: Any, inside: str) -> Any:

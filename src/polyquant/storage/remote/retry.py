@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from polyquant.errors import RemoteError
 
-__all__ = ["FailedRequestError", "repeated"]
+__all__ = ["GIVE_UP", "NEVER_REACHED", "FailedRequestError", "repeated"]
 
 ATTEMPTS = 7
 FIRST_DELAY = 0.5
@@ -17,8 +17,8 @@ FIRST_DELAY = 0.5
 LONGEST_DELAY = 20.0
 LONGEST_WAIT = 120.0
 """Longest Retry-After, in seconds, that is waited for."""
-GIVE_UP = 240.0
-"""Seconds after which no further attempt begins."""
+GIVE_UP, NEVER_REACHED = 240.0, 15.0
+"""Seconds after which no further attempt begins; the second number is for a server that has not answered yet."""
 
 T = TypeVar("T")
 
@@ -31,10 +31,10 @@ class FailedRequestError(Exception):
         self.reason, self.wait = reason, wait
 
 
-def repeated(file: object, attempt: Callable[[], T], doing: str = "read") -> T:
+def repeated(file: object, attempt: Callable[[], T], doing: str = "read", give_up: float = GIVE_UP) -> T:
     """Call `attempt` until it succeeds. Raises RemoteError after the last FailedRequestError.
 
-    doing: "read" or "written", for messages.
+    doing: "read" or "written", for messages. give_up: seconds after which no further attempt begins.
     """
     began, tried = time.monotonic(), 0
     while True:
@@ -47,7 +47,7 @@ def repeated(file: object, attempt: Callable[[], T], doing: str = "read") -> T:
             raise RemoteError(
                 f"cannot be {doing}: {reason}", file=file, hint=f"the server asks to try again in {wait:.0f} s"
             )
-        if tried >= ATTEMPTS or time.monotonic() - began > GIVE_UP:
+        if tried >= ATTEMPTS or time.monotonic() - began > give_up:
             times = f"{tried} attempts" if tried > 1 else "one attempt"
             raise RemoteError(
                 f"cannot be {doing}: {reason} ({times})", file=file, hint="check the network and run again"

@@ -87,6 +87,7 @@ TYPOS = {
     ("edit", GGUF, "--rename", "a"): "OLD=NEW",
     ("edit", GGUF, "--remove", "no.such.key"): "no.such.key",
     ("compare", GGUF, "nothing.gguf"): "nothing.gguf",
+    ("report", GGUF, "nothing.gguf", "-o", "OUT"): "nothing.gguf",
     ("certify", GGUF, "nothing.gguf"): "nothing.gguf",
     ("validate", GGUF, "--against", "nothing.gguf"): "nothing.gguf",
     ("inspect", SOUND, "--ternary-layout", "i2_s.arm"): "GGUF",

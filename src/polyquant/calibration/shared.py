@@ -3,7 +3,7 @@
 The processes have a folder in common. What a shard gathers in a stage, and the states that it hands to the next one,
 are files there; a stage is a barrier, since its sums need every shard. Who computes a shard holds a claim, a file whose
 time it renews; an old claim is taken over, so a process that ended or hangs costs a lease at most. Two processes that
-compute the same write the same. Everything in the folder can be computed again: what is missing or damaged is.
+compute the same write the same. Missing or damaged files are computed again.
 
     KEY-STAGE-states-SHARD.json    KEY-STAGE-shard-SHARD.json    KEY-STAGE-sum.json    KEY-STAGE-used-NUMBER.json
     KEY-....N.array                KEY-....claim
@@ -39,14 +39,14 @@ __all__ = ["Kept", "SharedCalibration", "SharedStages"]
 _KEPT = 2
 """Stages whose Hessians are kept although this process is done with them: a lost one may repeat its last tensors."""
 _LEASE, _RENEWAL, _PAUSE = 30.0, 3.0, 0.1
-"""Seconds after which a claim is old, between two renewals, and between two looks at the work of others."""
+"""Seconds after which a claim is old, between two renewals, and between two checks for results of others."""
 
 
 class Kept(Protocol):
     """A Gatherer that can be stored: as numbers, lists and arrays."""
 
     def parts(self) -> dict[str, Any]:
-        """What it has gathered; arrays that several share are stored once."""
+        """Return the gathered values; arrays that several share are stored once."""
 
     @classmethod
     def restored(cls, parts: Mapping[str, Any]) -> Any:
@@ -118,7 +118,7 @@ class SharedStages:
     def gather(
         self, index: int, wanted: frozenset[str], tick: Tick, make: Callable[[int], G], cache: CacheRanges | None = None
     ) -> Mapping[str, G]:
-        """See GatheringStages. Helps with the shards that nobody computes, and waits for the others."""
+        """See GatheringStages. Computes the unclaimed shards, and waits for the others."""
         chain = self._chain_of(wanted, make, cache)
         with defined_order():
             found, ranges = chain.stage(index, tick)

@@ -46,7 +46,7 @@ __all__ = [
 WINDOWS, TOKENS = 128, 512
 
 SHARD = 8
-"""Windows that are summed first: what is gathered is the sum of the shards, so that processes can share the work."""
+"""Windows that are summed first: the result is the sum of the shards, so that processes can share the work."""
 
 Tokens = NDArray[np.int64]
 States: TypeAlias = list[tuple[F32, Passing]]
@@ -112,7 +112,7 @@ class DecoderStages:
         self, index: int, states: States, wanted: frozenset[str], tick: Tick, make: Callable[[int], G],
         cache: CacheRanges | None,
     ) -> tuple[States, Mapping[str, G]]:  # fmt: skip
-        """Run a stage on a shard: the inputs of the next stage, and what was gathered from these windows."""
+        """Run a stage on a shard: the inputs of the next stage, and the statistics of these windows."""
         decoder, out = self.model.decoder, []
         if index < len(decoder.layers):
             layer = decoder.layers[index]

@@ -26,6 +26,7 @@ COMMANDS = {
     "validate": "Check a model: findings with codes; exit 1 if there are any.",
     "explain": "Explain a finding's code and what to do about it.",
     "compare": "Measure the error of B against A, tensor by tensor.",
+    "report": "Write a page that compares models: sizes, errors by layer, findings.",
     "certify": "Check that a conversion computes what its source does.",
     "checksum": "Write digests of tensors and files, which validate checks; compare models.",
     "convert": "Convert a model to another format.",

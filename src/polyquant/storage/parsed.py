@@ -28,13 +28,13 @@ def parsed_once(known: dict[FileState, Any] | None = None) -> Iterator[None]:
 
 
 def recall(source: Source) -> Any:
-    """Return what was parsed from this file; None if nothing was, or outside of `parsed_once`."""
+    """Return the parsed content of this file; None if it is not known, or outside of `parsed_once`."""
     known = _known.get()
     return None if known is None else known.get(source.state())
 
 
 def remember(source: Source, parsed: Any) -> None:
-    """Keep what was parsed from this file until the end of `parsed_once`. Callers must not change it."""
+    """Keep the parsed content of this file until the end of `parsed_once`. Callers must not change it."""
     known = _known.get()
     if known is not None:
         known[source.state()] = parsed

@@ -18,7 +18,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyquant.errors import InputError
 from polyquant.storage import limits, strict_json
@@ -51,8 +51,7 @@ _MAX_EXTENT = 1 << 48  # product of the non-zero dimensions: an empty tensor mus
 _METADATA = "__metadata__"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor and its byte range in the file."""
 
     name: str

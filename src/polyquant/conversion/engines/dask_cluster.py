@@ -61,7 +61,7 @@ class DaskCluster:
             return True
         unused = self._alive() - set(self._slots.values())
         free = unused - self._given_up
-        if unused and not free:  # perhaps one that was given up has ended what it did
+        if unused and not free:  # a worker that was given up may be idle by now
             busy = self._client.processing()
             free = {address for address in unused if not busy.get(address)}
         if free:

@@ -41,14 +41,14 @@ UNITS = 16
 FIRST_LEASE, SHORTEST_LEASE = 1800.0, 60.0
 """Seconds of a lease before the pace is known, and the least afterwards."""
 LEASE, STRAGGLER, SHORTEST_STRAGGLER = 10.0, 2.0, 3.0
-"""Times the expected duration after which a lease expires, and after which an idle worker repeats a unit; it does so
-after 3 seconds at the earliest, since the first unit of a worker opens the source.
+"""Times the expected duration after which a lease expires, and after which an idle worker repeats a unit; after at
+least 3 seconds, since the first unit of a worker opens the source.
 """
 _KINDS: dict[str, type[PolyquantError]] = {k.__name__: k for k in (CodecError, InputError, PlanError, UnsupportedError)}
 PATIENCE = 60.0
 """Seconds without any worker after which the job ends."""
 _TICK = 0.5
-"""Seconds between two looks at leases and progress."""
+"""Seconds between two checks of leases and progress."""
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class _Driver:
                 self._show()
         for job in self.jobs.values():
             for slot, _ in job.running.values():
-                self.cluster.replace(slot)  # nobody may write any more
+                self.cluster.replace(slot)  # the files are final from here on
         return [self.reports[s.map.target] for s in self.plan.steps]
 
     # ---------------------------------------------------------------- units
@@ -226,7 +226,7 @@ class _Driver:
     # ---------------------------------------------------------------- results
 
     def _record(self, line: Mapping[str, Any]) -> None:
-        """Record a tensor once all its rows are there."""
+        """Record a tensor once all its rows are complete."""
         step = self.plan.steps[line["task"]]
         name = step.map.target
         lines = self.lines.setdefault(name, [])

@@ -117,7 +117,7 @@ def _planned(request: Mapping[str, Any]) -> Plan:
 
 
 def _errno(problem: BaseException | None) -> int:
-    """The errno of the system call behind an error; 0 if there is none."""
+    """The errno of the system call that caused an error; 0 if there is none."""
     while problem is not None:
         if isinstance(problem, OSError):
             return problem.errno or 0

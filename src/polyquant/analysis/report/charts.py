@@ -1,0 +1,262 @@
+"""Charts as SVG, drawn by Vega-Lite (package vl-convert-python, extra `report`).
+
+They are drawn when the report is written: the page needs no library, and every mark has its values as a label, which
+the page shows on hover and by keyboard, and screen readers read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overview, layer_and_kind
+from polyquant.errors import UnsupportedError
+from polyquant.tables import decibel
+
+__all__ = ["divergence_bars", "error_map", "histogram_bars", "size_against_error", "type_map"]
+
+_WIDTH = 640
+_TEXT = "var(--text)"
+_CONFIG = {
+    "background": None,
+    "font": "inherit",
+    "view": {"stroke": "var(--line)"},
+    "axis": {
+        "labelColor": _TEXT, "titleColor": _TEXT, "gridColor": "var(--line)", "domainColor": "var(--line)",
+        "tickColor": "var(--line)", "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal",
+    },
+    "legend": {"labelColor": _TEXT, "titleColor": _TEXT, "labelLimit": 220, "titleFontWeight": "normal"},
+    "text": {"color": _TEXT},
+}  # fmt: skip
+_COLORS = ["#2f6fde", "#d9730d", "#2f9e63", "#a24fc4", "#c8435a", "#0f9aa8", "#9a7b1c", "#6b7280", "#e08bb5", "#7fa3e6"]
+_PALETTE = {"scheme": "viridis"}
+_LONG = re.compile(r"(\.\d\d)\d+")
+_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def _svg(spec: dict[str, Any]) -> str:
+    """Draw a chart. Raises UnsupportedError without the package."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise UnsupportedError(
+            "reports require the package 'vl-convert-python'", hint="pip install 'polyquant[report]'"
+        ) from None
+    full = {"$schema": "https://vega.github.io/schema/vega-lite/v5.json", "config": _CONFIG, **spec}
+    drawn: str = vl_convert.vegalite_to_svg(full, vl_version="5.20")
+    drawn = re.sub(r' (?:d|transform)="[^"]*"', lambda m: _LONG.sub(r"\1", m[0]), drawn)  # hundredths of a pixel
+    drawn = drawn.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "", 1)
+    return re.sub(r'^<svg([^>]*?) width="(\d+)" height="\d+"', r'<svg\1 style="max-width:\2px"', drawn, count=1)
+
+
+def size_against_error(report: Overview) -> str:
+    """Size against error, or against divergence if that was measured: a point for each candidate."""
+    measured = all(c.divergence is not None for c in report.candidates)
+    largest = max(c.inspection.nbytes for c in report.candidates)
+    scale, unit = next((pair for pair in _UNITS if largest >= pair[0]), (1.0, "bytes"))
+    names = _short([c.label for c in report.candidates])
+    order = sorted(range(len(names)), key=lambda i: report.candidates[i].inspection.nbytes)
+    rows = [
+        {
+            "model": name, "turn": order.index(i) % 2,
+            "size": c.inspection.nbytes / scale,
+            "y": max(c.divergence if measured and c.divergence is not None else c.error or 0.0, 1e-9),
+            "kind": "efficient" if c.label in report.efficient else "beaten by another",
+        }
+        for i, (name, c) in enumerate(zip(names, report.candidates, strict=True))
+    ]  # fmt: skip
+    title = "KL divergence, nats per token" if measured else "relative error of the weights (RMS)"
+    label = f"datum.model + ': ' + format(datum.size, '.4g') + ' {unit}, {title} ' + format(datum.y, '.4g')"
+    x = {"field": "size", "type": "quantitative", "scale": {"zero": False, "padding": 24}, "title": f"size, {unit}"}
+    y = {
+        "field": "y", "type": "quantitative", "title": title, "axis": {"tickCount": 5},
+        "scale": {"type": "log", "padding": 20, "nice": False},
+    }  # fmt: skip
+    color = {
+        "field": "kind", "type": "nominal", "title": None,
+        "scale": {"domain": ["efficient", "beaten by another"], "range": [_COLORS[0], "#8b93a1"]},
+        "legend": {"orient": "top"},
+    }  # fmt: skip
+    return _svg(
+        {
+            "width": _WIDTH, "height": 320, "data": {"values": rows},
+            "transform": [{"calculate": label, "as": "label"}],
+            "encoding": {"x": x, "y": y, "description": {"field": "label", "type": "nominal"}},
+            "layer": [
+                {
+                    "transform": [{"filter": "datum.kind == 'efficient'"}],
+                    "mark": {"type": "line", "color": _COLORS[0], "strokeDash": [4, 4], "aria": False},
+                    "encoding": {"order": {"field": "size"}},
+                },
+                {"mark": {"type": "point", "filled": True, "size": 110, "opacity": 1}, "encoding": {"color": color}},
+                *(
+                    {  # alternate labels above and below the points
+                        "transform": [{"filter": f"datum.turn == {turn}"}],
+                        "mark": {"type": "text", "dy": dy, "aria": False, "limit": 180},
+                        "encoding": {"text": {"field": "model"}},
+                    }
+                    for turn, dy in ((0, -13), (1, 15))
+                ),
+            ],
+        }
+    )  # fmt: skip
+
+
+def _short(labels: Sequence[str]) -> list[str]:
+    """Labels without their common first and last words."""
+    if len(labels) < 2:
+        return list(labels)
+    words = [re.split(r"(?<=[-_./ ])|(?=[-_./ ])", label) for label in labels]
+    first, least = words[0], min(map(len, words))
+    head = next((i for i in range(least) if any(w[i] != first[i] for w in words)), least)
+    tail = next((i for i in range(least - head) if any(w[-1 - i] != first[-1 - i] for w in words)), least - head)
+    short = ["".join(w[head : len(w) - tail]).strip("-_./ ") for w in words]
+    return short if all(short) else list(labels)
+
+
+def _cells(candidate: Candidate) -> tuple[list[dict[str, Any]], list[str]]:
+    """The tensors of the layers, and their kinds in the model's order; experts of a kind are one cell."""
+    cells: dict[tuple[int, str], dict[str, Any]] = {}
+    if candidate.comparison is not None:
+        for t in candidate.comparison.tensors:
+            place = layer_and_kind(t.name)
+            if place is None or len(t.shape) < 2:
+                continue
+            cell = cells.setdefault(place, {"layer": place[0], "kind": place[1], "codec": t.b, "error": None})
+            cell["codec"] = t.b if cell["codec"] == t.b else "mixed"
+            cell["error"] = t.error if cell["error"] is None else cell["error"] + t.error
+    else:
+        for w in candidate.inspection.tensors:
+            place = layer_and_kind(w.name)
+            if place is not None and len(w.shape) > 1:
+                cell = cells.setdefault(place, {"layer": place[0], "kind": place[1], "codec": str(w.codec)})
+                cell["codec"] = cell["codec"] if cell["codec"] == str(w.codec) else "mixed"
+    return list(cells.values()), list(dict.fromkeys(kind for _, kind in cells))
+
+
+def _grid(cells: Sequence[dict[str, Any]], kinds: Sequence[str], color: dict[str, Any]) -> str:
+    layers = 1 + max(cell["layer"] for cell in cells)
+    x = {
+        "field": "layer", "type": "ordinal", "title": "layer", "scale": {"domain": list(range(layers))},
+        "axis": {"labelAngle": 0, "labelOverlap": True, "ticks": False},
+    }  # fmt: skip
+    y = {"field": "kind", "type": "nominal", "sort": list(kinds), "title": None, "axis": {"ticks": False}}
+    return _svg(
+        {
+            "width": _WIDTH, "height": {"step": 22}, "data": {"values": list(cells)},
+            "mark": {"type": "rect", "stroke": "var(--paper)", "strokeWidth": 1},
+            "encoding": {"x": x, "y": y, "color": color, "description": {"field": "label", "type": "nominal"}},
+        }
+    )  # fmt: skip
+
+
+def type_map(candidate: Candidate) -> str:
+    """Layers by kind of matrix, colored by codec; "" if no tensor has a layer number."""
+    cells, kinds = _cells(candidate)
+    if not cells:
+        return ""
+    codecs = list(dict.fromkeys(cell["codec"] for cell in cells))
+    rows = [
+        {
+            **{k: cell[k] for k in ("layer", "kind", "codec")},
+            "label": f"layer {cell['layer']}, {cell['kind']}: {cell['codec']}",
+        }
+        for cell in cells
+    ]
+    colors = [_COLORS[i % len(_COLORS)] for i in range(len(codecs))]
+    return _grid(rows, kinds, {
+        "field": "codec", "type": "nominal", "scale": {"domain": codecs, "range": colors}, "title": None,
+        "legend": {"orient": "top", "columns": 5},
+    })  # fmt: skip
+
+
+def error_map(candidate: Candidate) -> str:
+    """Layers by kind of matrix, colored by signal-to-noise ratio; "" if nothing in the layers lost anything."""
+    cells, kinds = _cells(candidate)
+    rows = [
+        {
+            "layer": cell["layer"], "kind": cell["kind"],
+            "snr": None if math.isinf(cell["error"].snr) else cell["error"].snr,
+            "label": f"layer {cell['layer']}, {cell['kind']}: {cell['codec']}, {decibel(cell['error'].snr)}",
+        }
+        for cell in cells
+        if cell.get("error") is not None
+    ]  # fmt: skip
+    if not any(row["snr"] is not None for row in rows):
+        return ""
+    return _grid(rows, kinds, {
+        "field": "snr", "type": "quantitative", "title": "SNR, dB", "scale": {**_PALETTE, "zero": False},
+        "legend": {"orient": "top", "gradientLength": 200},
+        "condition": {"test": "datum.snr === null", "value": "var(--line)"},
+    })  # fmt: skip
+
+
+def histogram_bars(histograms: Sequence[Histogram]) -> str:
+    """Weights of the reference as bars, those of the candidate as a line over them; one chart for each tensor."""
+    return _svg({"columns": 2, "spacing": 28, "concat": [_histogram(h) for h in histograms]})
+
+
+def _histogram(histogram: Histogram) -> dict[str, Any]:
+    step = 2 * histogram.edge / BINS
+    rows = [
+        {
+            "from": i * step - histogram.edge, "to": (i + 1) * step - histogram.edge, "reference": a, "candidate": b,
+            "label": f"{i * step - histogram.edge:.4g} to {(i + 1) * step - histogram.edge:.4g}: "
+            f"{a} weights of the reference, {b} of this model",
+        }
+        for i, (a, b) in enumerate(zip(histogram.reference, histogram.candidate, strict=True))
+    ]  # fmt: skip
+    x = {"field": "from", "type": "quantitative", "title": None, "axis": {"tickCount": 5, "grid": False}}
+    y = {"type": "quantitative", "title": None, "axis": {"tickCount": 3}}
+    codes = "" if histogram.codes is None else "; codes -1, 0, +1: " + ", ".join(map(str, histogram.codes))
+    return {
+        "title": {
+            "text": histogram.tensor, "subtitle": f"{100 * histogram.outliers:.4g} % outliers{codes}",
+            "anchor": "start", "color": _TEXT, "subtitleColor": "var(--soft)", "fontSize": 11, "subtitleFontSize": 11,
+            "limit": 290,
+        },
+        "width": 270, "height": 100, "data": {"values": rows},
+        "layer": [
+            {
+                "mark": {"type": "bar", "color": "#9db8ea", "binSpacing": 0},
+                "encoding": {
+                    "x": {**x, "bin": {"binned": True, "step": step}}, "x2": {"field": "to"},
+                    "y": {**y, "field": "reference"}, "description": {"field": "label", "type": "nominal"},
+                },
+            },
+            {
+                "mark": {"type": "line", "color": _COLORS[1], "interpolate": "step-after", "aria": False},
+                "encoding": {"x": x, "y": {**y, "field": "candidate"}},
+            },
+        ],
+    }  # fmt: skip
+
+
+def divergence_bars(candidate: Candidate) -> str:
+    """The error of each layer's output, on the reference's input; "" if it was not measured."""
+    found = None if candidate.evaluation is None else candidate.evaluation.divergence
+    if found is None or not found.layers:
+        return ""
+    rows = [
+        {
+            "part": layer.name, "error": layer.alone,
+            "label": f"{layer.name}: own error {layer.alone:.4g}, with all before it {layer.output:.4g}",
+        }
+        for layer in found.layers
+    ]  # fmt: skip
+    x = {
+        "field": "part",
+        "type": "nominal",
+        "sort": None,
+        "title": None,
+        "axis": {"labelAngle": -60, "labelOverlap": True},
+    }
+    y = {"field": "error", "type": "quantitative", "title": "relative error of the output"}
+    return _svg(
+        {
+            "width": _WIDTH, "height": 180, "data": {"values": rows}, "mark": {"type": "bar", "color": _COLORS[0]},
+            "encoding": {"x": x, "y": y, "description": {"field": "label", "type": "nominal"}},
+        }
+    )  # fmt: skip

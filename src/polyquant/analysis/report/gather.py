@@ -1,0 +1,214 @@
+"""Collect what the report shows: sizes, errors against the reference, findings, histograms, evaluation.
+
+All figures come from `inspect`, `compare`, `validate` and `evaluate`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.analysis.compare import Comparison, TensorComparison, compare_checkpoints, sides
+from polyquant.analysis.evaluate import Evaluation, evaluate
+from polyquant.analysis.inspect import Inspection, inspect
+from polyquant.analysis.side import Reader, Side
+from polyquant.analysis.validate import validate
+from polyquant.errors import PlanError, UnsupportedError
+from polyquant.formats.steps import Progress
+from polyquant.opening import open_checkpoint
+from polyquant.types import Checkpoint, Findings, Ternary, as_matrix
+
+__all__ = ["BINS", "Candidate", "Histogram", "Overview", "action_of", "gather", "layer_and_kind"]
+
+BINS = 41
+"""Bars of a histogram of weights."""
+_SAMPLED = 1 << 18
+"""Weights of a tensor that a histogram counts, in whole rows spread evenly."""
+_LAYER = re.compile(r"(?:.*\.)?(?:blk|layers|blocks|h)\.(\d{1,9})\.(.+?)(?:\.weight)?")
+_EXPERT = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+_GENERIC = {"hf", "model", "weights", "out", "output", "latest", "main", "."}
+"""Folder names that are shown with their parent folder."""
+
+Tick = Callable[[int, int, str], None]
+"""Called with (done, total, what)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts of a tensor's weights in BINS bars between -edge and edge, in the reference and in the candidate.
+
+    outliers: share of the reference's weights beyond six standard deviations; codes: counts of ternary codes -1, 0, 1.
+    """
+
+    tensor: str
+    edge: float
+    reference: tuple[int, ...]
+    candidate: tuple[int, ...]
+    outliers: float
+    codes: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One checkpoint. comparison, histograms: against the reference, None and () for the reference itself."""
+
+    label: str
+    inspection: Inspection
+    findings: Findings
+    comparison: Comparison | None = None
+    histograms: tuple[Histogram, ...] = ()
+    evaluation: Evaluation | None = None
+    problem: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Relative root mean square error of all weights; None for the reference."""
+        return None if self.comparison is None else self.comparison.error.rrmse
+
+    @property
+    def divergence(self) -> float | None:
+        """Mean KL divergence in nats; None if it was not measured."""
+        found = None if self.evaluation is None else self.evaluation.divergence
+        return None if found is None else found.kl.value
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The reference and the candidates. efficient: labels of those that no other one beats in both size and error."""
+
+    reference: Candidate
+    candidates: tuple[Candidate, ...]
+    efficient: frozenset[str]
+    text: str = ""
+
+
+def gather(
+    reference: str | os.PathLike[str],
+    others: Sequence[str | os.PathLike[str]],
+    *,
+    text: str | os.PathLike[str] | None = None,
+    tokens: int | None = None,
+    histograms: int = 4,
+    tick: Tick = lambda done, total, what: None,
+) -> Overview:
+    """Compare each of `others` with the reference. text: evaluate all on it, with at most `tokens` tokens; histograms:
+    number of tensors of each candidate, the worst first. Raises InputError, PlanError, UnsupportedError.
+    """
+    labels = _labels([reference, *others])
+    checkpoint = open_checkpoint(reference)
+    first = Candidate(labels[0], inspect(reference), validate(reference, headers=True))
+    if not others and text is not None:
+        first = Candidate(
+            first.label, first.inspection, first.findings, evaluation=evaluate(reference, text=text, tokens=tokens)
+        )
+    candidates = []
+    for i, (label, path) in enumerate(zip(labels[1:], others, strict=True)):
+
+        def watch(progress: Progress, i: int = i, label: str = label) -> None:
+            share = progress.done / max(1, progress.total)
+            tick(int(1000 * (i + share)), 1000 * len(others), label)
+
+        other = open_checkpoint(path)
+        comparison = compare_checkpoints(checkpoint, other, on_progress=watch)
+        evaluation, problem = None, ""
+        if text is not None:
+            try:
+                evaluation = evaluate(path, text=text, against=reference, tokens=tokens)
+            except (UnsupportedError, PlanError) as refused:
+                problem = str(refused)
+        candidates.append(
+            Candidate(
+                label,
+                inspect(path),
+                validate(path, headers=True),
+                comparison,
+                _histograms(checkpoint, other, comparison, histograms),
+                evaluation,
+                problem,
+            )
+        )
+    return Overview(first, tuple(candidates), _efficient(candidates), "" if text is None else os.fspath(text))
+
+
+def _labels(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Short distinct names: the last component, with its parents where two are equal."""
+    parts = [Path(os.fspath(p)).parts or ("?",) for p in paths]
+    for n in range(1, max(map(len, parts)) + 2):
+        labels = ["/".join(p[-n - (p[-1].lower() in _GENERIC) :]).lstrip("/") or "/" for p in parts]
+        if len(set(labels)) == len(labels):
+            return labels
+    raise PlanError("the same path is given twice", found=", ".join(dict.fromkeys(str(os.fspath(p)) for p in paths)))
+
+
+def _efficient(candidates: Sequence[Candidate]) -> frozenset[str]:
+    """Those for which no other one is smaller and better: by divergence if all have one, else by the error."""
+
+    def badness(c: Candidate) -> float:
+        if all(x.divergence is not None for x in candidates):
+            return c.divergence or 0.0
+        return c.error or 0.0
+
+    points = {c.label: (c.inspection.nbytes, badness(c)) for c in candidates}
+    return frozenset(
+        label
+        for label, mine in points.items()
+        if not any(o[0] <= mine[0] and o[1] <= mine[1] and o != mine for o in points.values())
+    )
+
+
+def action_of(t: TensorComparison) -> str:
+    """Return the action: "copied", "transcoded" (other bytes, same values or codes) or "quantized"."""
+    exact = t.error.snr == math.inf
+    if exact and t.a == t.b:
+        return "copied"
+    return "transcoded" if exact or t.equal_codes == 1.0 else "quantized"
+
+
+def layer_and_kind(name: str) -> tuple[int, str] | None:
+    """The layer, and the name inside it without `.weight` and the number of an expert; None outside the layers."""
+    match = _LAYER.fullmatch(name)
+    return (int(match[1]), _EXPERT.sub("*", match[2])) if match else None
+
+
+# ---------------------------------------------------------------- histograms
+
+
+def _histograms(a: Checkpoint, b: Checkpoint, comparison: Comparison, most: int) -> tuple[Histogram, ...]:
+    """Histograms of the matrices with the largest errors."""
+    left, right = sides(a, b)
+    changed = [t for t in comparison.tensors if len(t.shape) > 1 and t.error.snr < math.inf]
+    worst = sorted(changed, key=lambda t: t.error.snr)[:most]
+    return tuple(_histogram(t.name, left[t.name], right[t.name]) for t in worst)
+
+
+def _histogram(name: str, a: Side, b: Side) -> Histogram:
+    rows, k = as_matrix(a.shape)
+    wanted = np.unique(np.linspace(0, rows - 1, max(1, min(rows, _SAMPLED // max(1, k)))).astype(np.int64))
+    runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+    readers = Reader(a), Reader(b)
+    x, y = (np.concatenate([r.rows(slice(int(run[0]), int(run[-1]) + 1)).reshape(-1) for run in runs]) for r in readers)
+    deviation = float(x.std()) or 1.0
+    edge = float(min(np.abs(x).max(initial=0.0), 6 * deviation)) or 1.0
+    codes = None
+    if len(b.weights) == 1 and b.weights[0].codec.form is Ternary and b.weights[0].codec.row_sliced:
+        weight = b.weights[0]
+        stop = min(rows, max(1, _SAMPLED // max(1, k)))
+        found = weight.codec.unpack(weight.read(slice(0, stop)), (stop, k)).codes
+        codes = tuple(int((found == code).sum()) for code in (-1, 0, 1))
+    return Histogram(
+        name, edge, _counts(x, edge), _counts(y, edge), float((np.abs(x) > 6 * deviation).mean()), codes
+    )  # fmt: skip
+
+
+def _counts(values: NDArray[np.float32], edge: float) -> tuple[int, ...]:
+    """Counts in BINS bars; values beyond the edges count in the outer bars."""
+    counts, _ = np.histogram(np.clip(values, -edge, edge), BINS, (-edge, edge))
+    return tuple(int(n) for n in counts)

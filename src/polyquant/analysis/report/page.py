@@ -1,0 +1,151 @@
+"""Write the report as one HTML page: no request leaves it, and without scripts everything can still be read."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from polyquant.analysis.explain import all_codes
+from polyquant.analysis.report import charts
+from polyquant.analysis.report.gather import Candidate, Overview, action_of
+from polyquant.errors import PlanError, UnsupportedError, escaped
+from polyquant.tables import decibel, size
+
+__all__ = ["page", "refuse_existing"]
+
+_MADE = '<meta name="generator" content="polyquant">'
+_ROWS = 400
+"""Tensors in a table: the worst ones."""
+_ACTIONS = {
+    "copied": "same codec, same values",
+    "transcoded": "another codec, same values or codes",
+    "quantized": "values changed",
+}
+
+
+def refuse_existing(target: Path, *, overwrite: bool) -> None:
+    """Raise PlanError if the target exists; with `overwrite`, if it is not a report."""
+    if not target.absolute().parent.is_dir():
+        raise PlanError("the target's folder does not exist", file=target, hint=f"mkdir -p {target.absolute().parent}")
+    if not os.path.lexists(target):
+        return
+    if not overwrite:
+        raise PlanError("target exists", file=target, hint="choose another name, or pass --overwrite")
+    if target.is_symlink() or not target.is_file() or _MADE not in _start(target):
+        raise PlanError(
+            "target is not a report and is not overwritten", file=target, hint="choose another name, or remove it"
+        )
+
+
+def _start(target: Path) -> str:
+    with target.open(encoding="utf-8", errors="replace") as file:
+        return file.read(2000)
+
+
+def page(report: Overview) -> str:
+    """Return the page. Raises UnsupportedError without the packages of the extra `report`."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError:
+        raise UnsupportedError("reports require the package 'jinja2'", hint="pip install 'polyquant[report]'") from None
+    from polyquant import __version__
+
+    parts = files(__package__)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((parts / "page.html").read_text(encoding="utf-8"))
+    out: str = template.render(
+        style=(parts / "page.css").read_text(encoding="utf-8"),
+        script=(parts / "page.js").read_text(encoding="utf-8"),
+        made=_MADE,
+        version=__version__,
+        text=escaped(report.text),
+        reference=_shown(report.reference, report),
+        candidates=[_shown(c, report) for c in report.candidates],
+        overview=charts.size_against_error(report) if report.candidates else "",
+        measured=any(c.evaluation is not None for c in (report.reference, *report.candidates)),
+        actions=_ACTIONS,
+    )
+    return out
+
+
+def _shown(candidate: Candidate, report: Overview) -> dict[str, Any]:
+    """Text, numbers and charts of a checkpoint, for the template."""
+    of, comparison = candidate.inspection, candidate.comparison
+    codes = all_codes()
+    return {
+        "label": escaped(candidate.label),
+        "path": escaped(of.path),
+        "format": of.format,
+        "architecture": escaped(of.architecture),
+        "bytes": of.nbytes,
+        "size": size(of.nbytes),
+        "bpw": of.bpw,
+        "weights": of.weights,
+        "tensors": len(of.tensors),
+        "codecs": ", ".join(
+            f"{n / max(1, of.weights):.1%} {name}" for name, n in sorted(of.codecs.items(), key=lambda c: -c[1])
+        ),
+        "efficient": candidate.label in report.efficient,
+        "error": candidate.error,
+        "snr": None if comparison is None else comparison.error.snr,
+        "snr_text": "" if comparison is None else decibel(comparison.error.snr),
+        "cosine": None if comparison is None else comparison.error.cosine,
+        "notes": [escaped(note) for note in of.notes],
+        "problem": escaped(candidate.problem),
+        "type_map": charts.type_map(candidate),
+        "error_map": charts.error_map(candidate) if comparison is not None else "",
+        "layers": charts.divergence_bars(candidate),
+        "histograms": charts.histogram_bars(candidate.histograms) if candidate.histograms else "",
+        "rows": _rows(candidate),
+        "hidden": 0 if comparison is None else max(0, len(comparison.tensors) - _ROWS),
+        "alone": []
+        if comparison is None
+        else [
+            *((escaped(name), "reference") for name in comparison.only_a),
+            *((escaped(name), "this model") for name in comparison.only_b),
+        ],
+        "actions": Counter(action_of(t) for t in comparison.tensors) if comparison is not None else {},
+        "findings": [
+            {
+                "code": f.code, "severity": f.severity.value, "message": escaped(f.message),
+                "where": escaped(str(f.tensor or f.file or "")), "why": codes.get(f.code, ""),
+            }
+            for f in candidate.findings
+        ],
+        "evaluation": _evaluated(candidate),
+    }  # fmt: skip
+
+
+def _rows(candidate: Candidate) -> list[dict[str, Any]]:
+    """The tensors with the largest errors."""
+    if candidate.comparison is None:
+        return []
+    worst = sorted(candidate.comparison.tensors, key=lambda t: t.error.snr)[:_ROWS]
+    return [
+        {
+            "name": escaped(t.name), "shape": "×".join(map(str, t.shape)), "a": t.a, "b": t.b, "action": action_of(t),
+            "snr": 9999 if math.isinf(t.error.snr) else t.error.snr, "snr_text": decibel(t.error.snr),
+            "rrmse": t.error.rrmse, "worst": t.error.worst, "bytes": t.b_bytes, "size": size(t.b_bytes),
+        }
+        for t in worst
+    ]  # fmt: skip
+
+
+def _evaluated(candidate: Candidate) -> dict[str, Any] | None:
+    found = candidate.evaluation
+    if found is None:
+        return None
+    divergence = found.divergence
+    return {
+        "perplexity": found.model.perplexity.value,
+        "perplexity_error": found.model.perplexity.error,
+        "reference": None if found.reference is None else found.reference.perplexity.value,
+        "tokens": found.model.tokens,
+        "kl": None if divergence is None else divergence.kl.value,
+        "kl_99": None if divergence is None else divergence.kl_99,
+        "top_1": None if divergence is None else divergence.top_1.value,
+    }

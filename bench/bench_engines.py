@@ -21,7 +21,7 @@ from measure import Row, Section
 from synthetic import LLAMA_1B, write_llama
 
 SMALL = {
-    **LLAMA_1B, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 3, "num_attention_heads": 16,
+    **LLAMA_1B, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "num_attention_heads": 16,
     "vocab_size": 8000,
 }  # fmt: skip
 LARGE = {**LLAMA_1B, "num_hidden_layers": 6, "vocab_size": 16000}
@@ -68,7 +68,7 @@ def cleared(target: Path) -> Path:
 def in_parts(source: Path, target: Path, *options: str) -> float:
     """Return the seconds of two parts at once and their merge."""
     start = time.perf_counter()
-    words = [command("convert", source, target, *options, "--threads", 1, "--part", f"{i}/2") for i in (1, 2)]
+    words = [command("quantize", source, target, *options, "--threads", 1, "--part", f"{i}/2") for i in (1, 2)]
     parts = [subprocess.Popen(w, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT) for w in words]
     codes = [p.wait() for p in parts]
     if any(codes):
@@ -86,9 +86,14 @@ def rows() -> Iterator[Row]:
             one, two = [], []
             for _ in range(REPEATS):
                 target = place / "out.gguf"
-                one.append(run("convert", place / "large", cleared(target), *options, "--threads", 2)[0])
+                one.append(run("quantize", place / "large", cleared(target), *options, "--threads", 2)[0])
                 two.append(in_parts(place / "large", cleared(target), *options))
             yield Row(f"two parts and merge, against two threads: {name}", "s", median(two), median(one), 1 / 1.05)
+        write_llama(place / "small", SMALL)
+        target, options = place / "out", ("--bits", 3)
+        one = run("quantize", place / "small", cleared(target), *options, "--threads", 2)[0]
+        two = in_parts(place / "small", cleared(target), *options)
+        yield Row("two parts and merge, against two threads: trellis", "s", two, one, 1 / 1.05)
         yield from _engines(place)
         yield from _many_tensors(place)
         large_models.write_model("llama-405b", place / "llama-405b")
@@ -99,7 +104,6 @@ def rows() -> Iterator[Row]:
 
 
 def _engines(place: Path) -> Iterator[Row]:
-    write_llama(place / "small", SMALL)
     for engine, module in (("ray", "ray"), ("dask", "distributed")):
         if find_spec(module) is None:
             continue

@@ -143,15 +143,14 @@ Form: TypeAlias = Floats | Ternary | Affine | Blocks | TrellisCodes
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Shape and dtype of one part, known from the logical shape alone."""
+    """Shape and dtype of one part, known from the logical shape alone. nbytes: exact size in bytes (unbounded)."""
 
     shape: Shape
     dtype: np.dtype[Any]
+    nbytes: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def nbytes(self) -> int:
-        """Exact size in bytes (unbounded integer)."""
-        return math.prod(self.shape) * self.dtype.itemsize
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", math.prod(self.shape) * self.dtype.itemsize)
 
 
 @runtime_checkable

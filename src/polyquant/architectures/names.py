@@ -16,7 +16,7 @@ stacked.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 __all__ = ["NESTED", "NameTable"]
@@ -27,6 +27,8 @@ _READ = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 """The last two are old names of layer norm parameters."""
 NESTED = ("language_model.", "model.language_model.")
 """Name prefixes of the language model inside a multimodal model."""
+_MOST_KEPT = 8192
+"""Names inside a layer whose translation is kept: all layers share them, with one for each expert."""
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -52,10 +54,12 @@ class NameTable:
     _layer_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
     _exact_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
     _top_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
+    _inside: MutableMapping[str, str | None] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         roots = (self.prefix.partition(".")[0] + ".", *(f"{stem}." for stem in self.top))
         object.__setattr__(self, "_roots", roots)
+        object.__setattr__(self, "_inside", {})
         for back, table in (("_layer_back", self.layer), ("_exact_back", self.exact), ("_top_back", self.top)):
             object.__setattr__(self, back, {gguf: hf for hf, gguf in reversed(list(table.items()))})
 
@@ -83,13 +87,23 @@ class NameTable:
         """Return the GGUF name of a Hugging Face tensor; None if the architecture has no such tensor."""
         if place := self.within(name):
             layer, inside = place
-            if inside in self.exact:
-                return f"blk.{layer}.{self.exact[inside]}"
-            stem, _, suffix = inside.rpartition(".")
-            target = self.layer.get(stem) or self.also_read.get(stem)
-            return f"blk.{layer}.{target}.{_READ[suffix]}" if target and suffix in _READ else None
+            target = self._inside.get(inside, "")
+            if target == "":
+                target = self._inside_to_gguf(inside)
+                if len(self._inside) > _MOST_KEPT:
+                    self._inside.clear()
+                self._inside[inside] = target
+            return None if target is None else f"blk.{layer}.{target}"
         stem, _, suffix = self.full(name).rpartition(".")
         return f"{self.top[stem]}.{_READ[suffix]}" if stem in self.top and suffix in _READ else None
+
+    def _inside_to_gguf(self, inside: str) -> str | None:
+        """Return the GGUF name inside a layer."""
+        if inside in self.exact:
+            return self.exact[inside]
+        stem, _, suffix = inside.rpartition(".")
+        target = self.layer.get(stem) or self.also_read.get(stem)
+        return f"{target}.{_READ[suffix]}" if target and suffix in _READ else None
 
     def to_hf(self, name: str) -> str | None:
         """Return the Hugging Face name of a GGUF tensor; None if the architecture has no such tensor."""

@@ -48,6 +48,7 @@ _RANK = {name: i for i, name in enumerate(DTYPE_BITS)}
 _MAX_DIMENSIONS = 32
 _MAX_NAME = 65_535
 _MAX_EXTENT = 1 << 48  # product of the non-zero dimensions: an empty tensor must not claim the address space
+_MAX_SIDE = 1 << 24  # of a matrix that is smaller than _MAX_EXTENT
 _METADATA = "__metadata__"
 
 
@@ -166,6 +167,8 @@ def _raw_header(source: Source) -> tuple[int, Any]:
 
 
 def _entry(name: str, fields: Any, start: int) -> Entry:
+    if (usual := _usual_entry(name, fields, start)) is not None:
+        return usual
     if len(name) > _MAX_NAME:
         raise InputError("tensor name is too long", expected=f"at most {_MAX_NAME} characters", found=len(name))
     fields = strict_json.typed(fields, dict, "tensor description")
@@ -186,6 +189,22 @@ def _entry(name: str, fields: Any, start: int) -> Entry:
     if begin > end:
         raise InputError("data_offsets must be [begin, end]", found=[begin, end])
     return Entry(name, dtype, shape, start + begin, end - begin)
+
+
+def _usual_entry(name: str, fields: Any, start: int) -> Entry | None:
+    """The entry of a valid matrix or vector without checks that these cannot fail; None for all others."""
+    if type(fields) is not dict or len(name) > _MAX_NAME:
+        return None
+    dtype, dimensions, span = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if type(dtype) is not str or type(dimensions) is not list or type(span) is not list or len(span) != 2:
+        return None
+    begin, end = span
+    n, k = dimensions if len(dimensions) == 2 else (1, *dimensions) if len(dimensions) == 1 else (0, 0)
+    if not (type(begin) is type(end) is type(n) is type(k) is int):
+        return None
+    if not (0 <= begin <= end and 0 < n < _MAX_SIDE and 0 < k < _MAX_SIDE):
+        return None
+    return Entry(name, dtype, tuple(dimensions), start + begin, end - begin)
 
 
 def _size_breach(e: Entry) -> Breach | None:

@@ -18,9 +18,10 @@ _known: ContextVar[dict[FileState, Any] | None] = ContextVar("parsed files", def
 def parsed_once(known: dict[FileState, Any] | None = None) -> Iterator[None]:
     """Within the block, a header or index that was valid is not parsed again while its file does not change.
 
-    known: results of earlier blocks; new ones are added.
+    known: results of earlier blocks; new ones are added. A block inside another one shares its results.
     """
-    token = _known.set({} if known is None else known)
+    shared = _known.get() if known is None else known
+    token = _known.set({} if shared is None else shared)
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overview, layer_and_kind
+from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overview, diverging, layer_and_kind
 from polyquant.errors import UnsupportedError
 from polyquant.tables import decibel
 
@@ -53,7 +53,7 @@ def _svg(spec: dict[str, Any]) -> str:
 
 def size_against_error(report: Overview) -> str:
     """Size against error, or against divergence if that was measured: a point for each candidate."""
-    measured = all(c.divergence is not None for c in report.candidates)
+    measured = diverging(report.candidates)
     largest = max(c.inspection.nbytes for c in report.candidates)
     scale, unit = next((pair for pair in _UNITS if largest >= pair[0]), (1.0, "bytes"))
     names = _short([c.label for c in report.candidates])
@@ -62,7 +62,7 @@ def size_against_error(report: Overview) -> str:
         {
             "model": name, "turn": order.index(i) % 2,
             "size": c.inspection.nbytes / scale,
-            "y": max(c.divergence if measured and c.divergence is not None else c.error or 0.0, 1e-9),
+            "y": max((c.divergence if measured else c.error) or 0.0, 1e-9),
             "kind": "efficient" if c.label in report.efficient else "beaten by another",
         }
         for i, (name, c) in enumerate(zip(names, report.candidates, strict=True))

@@ -23,9 +23,10 @@ from polyquant.analysis.validate import validate
 from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.steps import Progress
 from polyquant.opening import open_checkpoint
+from polyquant.storage.parsed import parsed_once
 from polyquant.types import Checkpoint, Findings, Ternary, as_matrix
 
-__all__ = ["BINS", "Candidate", "Histogram", "Overview", "action_of", "gather", "layer_and_kind"]
+__all__ = ["BINS", "Candidate", "Histogram", "Overview", "action_of", "diverging", "gather", "layer_and_kind"]
 
 BINS = 41
 """Bars of a histogram of weights."""
@@ -90,6 +91,7 @@ class Overview:
     text: str = ""
 
 
+@parsed_once()
 def gather(
     reference: str | os.PathLike[str],
     others: Sequence[str | os.PathLike[str]],
@@ -104,11 +106,8 @@ def gather(
     """
     labels = _labels([reference, *others])
     checkpoint = open_checkpoint(reference)
-    first = Candidate(labels[0], inspect(reference), validate(reference, headers=True))
-    if not others and text is not None:
-        first = Candidate(
-            first.label, first.inspection, first.findings, evaluation=evaluate(reference, text=text, tokens=tokens)
-        )
+    alone = evaluate(reference, text=text, tokens=tokens) if text is not None and not others else None
+    first = Candidate(labels[0], inspect(reference), validate(reference, headers=True), evaluation=alone)
     candidates = []
     for i, (label, path) in enumerate(zip(labels[1:], others, strict=True)):
 
@@ -148,15 +147,15 @@ def _labels(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     raise PlanError("the same path is given twice", found=", ".join(dict.fromkeys(str(os.fspath(p)) for p in paths)))
 
 
+def diverging(candidates: Sequence[Candidate]) -> bool:
+    """True if the divergence of all candidates is known; it then takes the place of the error of the weights."""
+    return all(c.divergence is not None for c in candidates)
+
+
 def _efficient(candidates: Sequence[Candidate]) -> frozenset[str]:
     """Those for which no other one is smaller and better: by divergence if all have one, else by the error."""
-
-    def badness(c: Candidate) -> float:
-        if all(x.divergence is not None for x in candidates):
-            return c.divergence or 0.0
-        return c.error or 0.0
-
-    points = {c.label: (c.inspection.nbytes, badness(c)) for c in candidates}
+    known = diverging(candidates)
+    points = {c.label: (c.inspection.nbytes, (c.divergence if known else c.error) or 0.0) for c in candidates}
     return frozenset(
         label
         for label, mine in points.items()

@@ -3,6 +3,7 @@
 // Every buffer is allocated with exactly the size that the bindings require, so that one byte too many is found.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,7 +22,12 @@ struct Input {
 
   std::vector<uint8_t> bytes(size_t n) {
     std::vector<uint8_t> out(n);
-    for (size_t i = 0; i < n && at < size; ++i) out[i] = data[at + i % (size - at)];
+    size_t filled = at < size ? std::min(n, size - at) : n;
+    if (at < size && n) std::memcpy(out.data(), data + at, filled);
+    for (size_t more; filled < n; filled += more) {  // doubles what is there: large buffers in a few copies
+      more = std::min(filled, n - filled);
+      std::memcpy(out.data() + filled, out.data(), more);
+    }
     return out;
   }
 

@@ -68,11 +68,26 @@ def test_every_command_has_a_section():
     assert set(re.findall(r"^## (\w+)$", page, re.M)) == set(COMMANDS)
 
 
+PAGES = sorted((*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")))
+IN_THE_SITE_ONLY = "generated/"
+"""Pages that scripts/site_pages.py writes while the site is built."""
+
+
+def anchors(page):
+    """The anchors that code hosts give to the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    plain = (re.sub(r"[^\w\s-]", "", h.strip().lower()) for h in re.findall(r"^#+ (.*)$", text, re.M))
+    return {re.sub(r"\s", "-", h) for h in plain}
+
+
 def test_links_resolve():
-    dead = [
-        f"{page.name}: {target}"
-        for page in (*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md"))
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-        if not (page.parent / target).exists()
-    ]
+    known = {page.resolve(): anchors(page) for page in PAGES}
+    dead = []
+    for page in PAGES:
+        for path, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+            if path.startswith(IN_THE_SITE_ONLY):
+                continue
+            target = (page.parent / path).resolve() if path else page.resolve()
+            if not target.exists() or (anchor and target in known and anchor not in known[target]):
+                dead.append(f"{page.relative_to(DOCS.parent)}: {path}#{anchor}")
     assert not dead

@@ -81,7 +81,7 @@ class Generation:
         self.finish: Finish | None = None
         self.prompt_seconds = self.seconds = 0.0
         self.reused = 0
-        self._sampler, self._ends, self._text = sampler, ends, text
+        self._sampler, self._ends, self._text, self._history = sampler, ends, text, list(prompt)
         self._room = session.context - len(prompt) + 1  # the last token is not fed
         self._limit = self._room if limit is None else min(limit, self._room)
         self._tokens = self._run()
@@ -104,41 +104,54 @@ class Generation:
         """Tokens per second after the first one; 0 until there are two."""
         return (self.generated - 1) / self.seconds if self.seconds else 0.0
 
-    def _run(self) -> Iterator[Token]:
-        logits = self._start()
-        history = list(self.prompt)
-        while self.finish is None:
-            token = self._sampler.pick(logits, history)
-            logprob = log_probability(logits, token)
-            history.append(token)
-            self.generated += 1
-            if token in self._ends:
-                self.finish, text = "stop", self._text.finish()
-            else:
-                text = self._text.push(token)
-                if self._text.stopped:
-                    self.finish = "stop"
-                elif self.generated >= self._limit:
-                    self.finish, text = "length", text + self._text.finish()
-                    if self._text.stopped:
-                        self.finish = "stop"
-            yield Token(token, text, logprob)
-            if self.finish is None:
-                began = perf_counter()
-                logits = self.session.feed([token])
-                self.seconds += perf_counter() - began
+    @property
+    def limit(self) -> int:
+        """The maximum number of generated tokens."""
+        return self._limit
 
-    def _start(self) -> F32:
-        """Return the logits after the prompt; tokens that the session has already processed are not run again."""
-        reusable = sum(
+    def _run(self) -> Iterator[Token]:
+        began = perf_counter()
+        start = self.rewind()
+        logits = self.session.feed(self.prompt[start:])
+        self.prompt_seconds = perf_counter() - began
+        while True:
+            token = self.take(logits)
+            yield token
+            if self.finish is not None:
+                return
+            began = perf_counter()
+            logits = self.session.feed([token.id])
+            self.seconds += perf_counter() - began
+
+    def rewind(self) -> int:
+        """Rewind the session to the prefix that it shares with the prompt; return the position to feed the prompt from.
+
+        At least one token is left to feed, for its logits.
+        """
+        common = sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.session.tokens, self.prompt, strict=False))
         )
-        reusable = min(reusable, len(self.prompt) - 1)  # feed at least one token, for its logits
-        began = perf_counter()
-        self.reused = reusable - self.session.rewind(reusable)
-        logits = self.session.feed(self.prompt[reusable:])
-        self.prompt_seconds = perf_counter() - began
-        return logits
+        common = min(common, len(self.prompt) - 1)
+        self.reused = common - self.session.rewind(common)
+        return common
+
+    def take(self, logits: F32) -> Token:
+        """Choose the next token from the logits [vocab] after the previous one; sets `finish` at the end."""
+        token = self._sampler.pick(logits, self._history)
+        logprob = log_probability(logits, token)
+        self._history.append(token)
+        self.generated += 1
+        if token in self._ends:
+            self.finish, text = "stop", self._text.finish()
+        else:
+            text = self._text.push(token)
+            if self._text.stopped:
+                self.finish = "stop"
+            elif self.generated >= self._limit:
+                self.finish, text = "length", text + self._text.finish()
+                if self._text.stopped:
+                    self.finish = "stop"
+        return Token(token, text, logprob)
 
 
 class _Text:

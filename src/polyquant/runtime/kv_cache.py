@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from polyquant.ops.decoder import BLOCK, PLAIN, Scores, attend, attend_int8, dequantize_block
-from polyquant.runtime.state import Arrays, State, StateSpec
+from polyquant.runtime.state import Arrays, Recurrence, State, StateSpec
 from polyquant.runtime.step import Step
 from polyquant.types import F32
 
-__all__ = ["INPUTS", "CacheType", "KVCache", "Passing"]
+__all__ = ["INPUTS", "CacheType", "KVCache", "LayerCache", "Passing"]
 
 CacheType: TypeAlias = Literal["f32", "f16", "int8", "c8"]
 T = TypeVar("T", bound=np.generic)
@@ -28,6 +28,26 @@ Passing: TypeAlias = dict[int, tuple[F32, ...]]
 """Values handed to later layers in the current pass: keys and values by layer index, and INPUTS for all layers."""
 INPUTS = -1
 """The key of the per-layer embeddings [T, layers, n], in models that have them."""
+
+
+class LayerCache(Protocol):
+    """What a decoder layer uses of the cache: that of one sequence (KVCache) or of several (runtime/joint_cache.py)."""
+
+    passing: Passing
+
+    def attend(
+        self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
+    ) -> F32:
+        """See KVCache."""
+
+    def again(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
+        """See KVCache."""
+
+    def scan(self, layer: int, recurrence: Recurrence, *inputs: F32) -> F32:
+        """See KVCache."""
+
+    def advance(self, tokens: int) -> None:
+        """See KVCache."""
 
 
 class CachedLayer(Protocol):
@@ -101,6 +121,16 @@ class KVCache:
         `passing`)."""
         self.step = None
         return self._layer(layer).again(q, k, v, self.length, scale, window, PLAIN)
+
+    def scan(self, layer: int, recurrence: Recurrence, *inputs: F32) -> F32:
+        """Apply a recurrence to the inputs [T, ...] of the next T positions and the states of a layer -> [T, ...]."""
+        out, states = recurrence(self.recall(layer), *inputs)
+        self.keep(layer, len(out), *states)
+        return out
+
+    def advance(self, tokens: int) -> None:
+        """Count tokens that every layer holds now."""
+        self.length += tokens
 
     def recall(self, layer: int) -> Arrays:
         """Return the states of a layer after the tokens so far. Do not modify them."""

@@ -13,7 +13,7 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.ops.arithmetic import fast_kernels
 from polyquant.runtime.ends import Embedding, Head, LayerInputs
 from polyquant.runtime.joint_cache import JointCache
-from polyquant.runtime.kv_cache import INPUTS, CacheType, KVCache, LayerCache
+from polyquant.runtime.kv_cache import INPUTS, CacheType, KVCache, LayerCache, cache_bytes
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
 from polyquant.runtime.rotary import Rotary, Rotation, rotations_at
@@ -86,6 +86,10 @@ class Decoder:
     def cache(self) -> KVCache:
         """Return an empty cache for the state of its layers."""
         return KVCache([layer.state_spec for layer in self.layers], self.cache_type, self.grids)
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Return the memory of a cache that holds this many tokens."""
+        return cache_bytes([layer.state_spec for layer in self.layers], self.cache_type, tokens)
 
     def hidden(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
         """Return the states after the final norm [T, hidden] of the T tokens that follow the cached ones."""

@@ -64,7 +64,7 @@ class Generation:
     """A generation in progress; iterate over it once.
 
     prompt_tokens, generated: counts, including the end token. finish: None until the end. prompt_seconds, seconds: time
-    for the prompt, and for the tokens after the first.
+    for the prompt, and for the tokens after the first. unlimited: only the context limits the answer.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class Generation:
         self.finish: Finish | None = None
         self.prompt_seconds = self.seconds = 0.0
         self.reused = 0
+        self.unlimited = limit is None
         self._sampler, self._ends, self._text, self._history = sampler, ends, text, list(prompt)
         self._room = session.context - len(prompt) + 1  # the last token is not fed
         self._limit = self._room if limit is None else min(limit, self._room)

@@ -30,6 +30,17 @@ class Session:
         """The number of tokens fed so far."""
         return self.cache.length
 
+    def common(self, tokens: Sequence[int]) -> int:
+        """Return the length of the prefix that these tokens share with the fed ones."""
+        pairs = zip(self.tokens, tokens, strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(tokens)))
+
+    def fork(self, position: int) -> Session:
+        """Return an independent session that can be rewound to `position` or earlier, as this one can."""
+        out = Session(self.decoder, self.context)
+        out.cache, out.tokens = self.cache.fork(position), list(self.tokens)
+        return out
+
     def feed(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """Feed tokens -> logits [vocab] after the last one. Raises InputError."""
         ids = self._checked(tokens)

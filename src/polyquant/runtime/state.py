@@ -69,6 +69,12 @@ class State:
         before = {start: self._held[start]} if start in self._held else {}
         self._held = {**before, end: arrays}
 
+    def fork(self) -> State:
+        """Return an independent copy."""
+        out = State(self._shapes)
+        out._held = dict(self._held)
+        return out
+
     def rewind(self, position: int, arrays: Arrays | None) -> None:
         """Keep only these states, which were read after `position` tokens; None for the start of the sequence."""
         self._held = {} if arrays is None else {position: arrays}

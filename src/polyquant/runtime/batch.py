@@ -60,7 +60,7 @@ class Job:
 
     def take(self, logits: F32) -> None:
         """Choose the next token. Raises PolyquantError."""
-        token = self.generation.take(logits)
+        token = self.generation.choose(logits)
         self.token = token.id
         self._tokens.append(token)
 
@@ -144,7 +144,9 @@ class Batch:
     def _session(self, prompt: Sequence[int]) -> tuple[Session, int]:
         """Return a session that holds as many tokens of the prompt as possible, except the last, and their number."""
         found = [(s.cache.reachable(s.common(prompt[:-1])), s) for s in self._idle]
-        found += [(s.cache.reachable(s.common(prompt[:-1])), s) for s in (job.generation.session for job in self._running)]
+        found += [
+            (s.cache.reachable(s.common(prompt[:-1])), s) for s in (job.generation.session for job in self._running)
+        ]
         common, best = max(found, key=lambda pair: pair[0], default=(0, None))
         if best is None or common == 0:
             return Session(self.decoder, self.context), 0

@@ -13,6 +13,7 @@ from polyquant.cli.console import activations_option, cache_option
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import InputError, UnsupportedError, printable
+from polyquant.formats.sizes import memory_bytes
 
 if TYPE_CHECKING:
     from polyquant.integrations.server.serving import Address
@@ -55,6 +56,10 @@ Python:
 )
 @click.option("--queue", type=click.IntRange(0, 10_000), default=16, show_default=True,
               help="Maximum number of queued requests; more get status 503.")  # fmt: skip
+@click.option("--parallel", type=click.IntRange(1, 256), metavar="N",
+              help="Answers generated at once.  [default: 4 per thread]")  # fmt: skip
+@click.option("--max-memory", metavar="SIZE",
+              help="Limit of all caches, e.g. 4GB.  [default: half of what is available]")  # fmt: skip
 @click.option("--max-body", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="BYTES",
               help="Maximum size of a request body.")  # fmt: skip
 @click.option("--pooling", type=click.Choice(KINDS), help="Pooling of embeddings.  [default: from the model]")
@@ -69,6 +74,8 @@ def serve(
     api_key: str | None,
     cors: tuple[str, ...],
     queue: int,
+    parallel: int | None,
+    max_memory: str | None,
     max_body: int,
     pooling: Kind | None,
     activations: Activations,
@@ -78,7 +85,7 @@ def serve(
     """Serve the model at PATH over an OpenAI-compatible HTTP API: /v1/models, /v1/completions,
     /v1/chat/completions; embedding models: /v1/embeddings.
 
-    One request runs at a time, on all cores. Ctrl-C stops the server.
+    Answers are generated together: one pass over the weights computes a token of each. Ctrl-C stops the server.
     """
     try:
         from polyquant.integrations.server.app import Access
@@ -93,9 +100,10 @@ def serve(
     from polyquant.runtime.load import load
 
     _check_key(api_key)
+    memory = None if max_memory is None else memory_bytes(max_memory)
     address = bind(host, port)  # before the model is loaded, so that a port in use fails fast
     model = load(path, activations=activations, cache=cache, context=context)
-    engine = Engine(model, pooling)
+    engine = Engine(model, pooling, parallel=parallel, memory=memory)
     access = Access(api_key, _hosts(address), cors, max_body)
     identity = name or _identity(path)
     notes = (*model.checkpoint.notes, *model.tokenizer.notes, *(model.recommended.notes if engine.generates else ()))

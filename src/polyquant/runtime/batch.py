@@ -27,12 +27,13 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 
 from polyquant.errors import InputError, PolyquantError
+from polyquant.ops import native
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.generate import Generation, Token
 from polyquant.runtime.session import Session, feed_together
 from polyquant.types import F32
 
-__all__ = ["Batch", "Job"]
+__all__ = ["Batch", "Job", "default_parallel"]
 
 _PIECE = 128  # prompt tokens per pass
 _GROWTH = 1024  # tokens of an unlimited answer for which memory is reserved at a time
@@ -186,18 +187,15 @@ class Batch:
         piece = generation.prompt[job.fed : job.fed + _PIECE]
         began = perf_counter()
         try:
-            job.fed += len(piece)
-            if job.fed < len(generation.prompt):
+            if job.fed + len(piece) < len(generation.prompt):
                 session.prefill(piece)
                 self._prompts.append(job)
             else:
-                logits = session.feed(piece)
+                self._take(job, session.feed(piece))
+            job.fed += len(piece)
         except (PolyquantError, MemoryError) as problem:
-            return self._fail(job, problem)
-        finally:
-            generation.prompt_seconds += perf_counter() - began
-        if job.fed == len(generation.prompt):
-            self._take(job, logits)
+            self._fail(job, problem)
+        generation.prompt_seconds += perf_counter() - began
 
     def _generate(self, jobs: Sequence[Job]) -> None:
         """Compute the next token of each job."""
@@ -237,3 +235,8 @@ class Batch:
         if session is not None and session.position:
             self._idle.append(session)
         self._evict()
+
+
+def default_parallel() -> int:
+    """Return how many jobs run at once by default: four per thread of the kernels."""
+    return 4 * native.threads()

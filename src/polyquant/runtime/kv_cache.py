@@ -311,7 +311,8 @@ class Int8Layer:
     def fork(self, positions: int) -> Int8Layer:
         """See CachedLayer."""
         out, blocks = copy(self), -(-positions // BLOCK)
-        out.keys, out.values, out.steps = (a[:, :blocks].copy() for a in (self.keys, self.values, self.steps))
+        out.keys, out.values = self.keys[:, :blocks].copy(), self.values[:, :blocks].copy()
+        out.steps = self.steps[:, :blocks].copy()
         out.room, out.recent, out.before = out.keys.shape[1] * BLOCK, self.recent.copy(), None
         return out
 

@@ -95,25 +95,26 @@ class Answer:
     async def _chunks(
         self, ticket: Ticket[Event], envelope: Envelope, generations: list[Generation]
     ) -> AsyncGenerator[Json, None]:
-        usage, offset, opened = Usage(), 0, -1
+        usage = Usage()
+        offsets: dict[int, int] = {}  # characters sent of each answer that has begun
         extra: Json = {"usage": None} if self.request.include_usage else {}
         async with aclosing(self._events(ticket, generations)) as events:
             async for index, event in events:
-                if index != opened:
-                    opened, offset = index, 0
+                if index not in offsets:
+                    offsets[index] = 0
                     if self.request.chat:
                         yield {**envelope.opening(index), **extra}
                 if isinstance(event, Finish):
                     usage.add(event, first=index % self.request.n == 0)
                     yield {**envelope.closing(index, event.reason), **extra}
                 elif isinstance(event, Piece) and (event.text or self.request.logprobs):
-                    yield {**envelope.chunk(index, event, offset), **extra}
-                    offset += len(event.text)
+                    yield {**envelope.chunk(index, event, offsets[index]), **extra}
+                    offsets[index] += len(event.text)
         if self.request.include_usage:
             yield envelope.usage(usage)
 
     def _events(self, ticket: Ticket[Event], generations: list[Generation]) -> AsyncGenerator[Event, None]:
-        return ticket.run(lambda stopped: self.engine.answers(generations, stopped))
+        return ticket.run(self.engine.answers(generations))
 
 
 def _event(data: str) -> dict[str, Any]:

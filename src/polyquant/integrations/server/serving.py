@@ -77,7 +77,7 @@ def serve(
 ) -> None:
     """Serve requests until a signal arrives. queue: number of requests that may wait. on_ready is called once it
     listens."""
-    line: Line[Event] = Line(queue)
+    line: Line[Event] = Line(queue, engine.parallel)
     app = create_app(engine, line, name, access)
     for logger in ("uvicorn.error", "asyncio"):  # log bugs with tracebacks, but not disconnecting clients
         logging.getLogger(logger).setLevel(logging.ERROR)
@@ -93,7 +93,7 @@ def serve(
         proxy_headers=False,
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_END_SECONDS,
-        limit_concurrency=_CONNECTIONS + queue,
+        limit_concurrency=_CONNECTIONS + queue + engine.parallel,
     )
     asyncio.run(_Server(config, line, on_ready).serve(sockets=[address.socket]))
 

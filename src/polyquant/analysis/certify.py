@@ -29,6 +29,7 @@ from polyquant.architectures.language_model import language_model
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError, PolyquantError, printable
 from polyquant.findings import Finding, Findings, Severity
+from polyquant.formats.progress import shows_progress
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
 from polyquant.storage.one_file import write_file
@@ -135,6 +136,7 @@ class Certificate:
         }
 
 
+@shows_progress("certify")
 def certify(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -145,6 +147,7 @@ def certify(
     tile: Tile | None = None,
     repair: bool = False,
     axes: str | None = None,
+    progress: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Certificate:
     """Check that the checkpoint at `target` computes what the one at `source` does, and return the certificate.

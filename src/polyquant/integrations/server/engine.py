@@ -17,21 +17,15 @@ from polyquant.runtime.batch import Batch, Job, default_parallel
 from polyquant.runtime.chat import render_chat
 from polyquant.runtime.embed import resolved_pooling, unit, vectors
 from polyquant.runtime.generate import Generation
+from polyquant.runtime.generate import Token as Piece
 from polyquant.runtime.generate import generate as start
+from polyquant.runtime.grammar import Grammars, JsonConstraint
 from polyquant.runtime.memory import default_memory
 from polyquant.runtime.model import Model
 from polyquant.runtime.session import token_ids
 from polyquant.types import F32
 
 __all__ = ["Engine", "Event", "Finish", "Piece", "Vector"]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A token; text: the characters that it completes, possibly none."""
-
-    text: str
-    logprob: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +71,7 @@ class Engine:
         except UnsupportedError:
             if not self.generates:
                 raise
+        self._grammars = Grammars(model.tokenizer, model.vocab)
         self.parallel = parallel or default_parallel()
         self.batch: Batch | None = None
         if self.generates:
@@ -120,7 +115,8 @@ class Engine:
             prompts = [self._encode(p) if isinstance(p, str) else list(p) for p in request.prompts]
         for ids in prompts:
             self._check(ids, "messages" if request.chat else "prompt")
-        return [self._generation(request, ids, i) for ids in prompts for i in range(request.n)]
+        grammar = None if request.schema is None else self._grammars.json(request.schema)
+        return [self._generation(request, ids, i, grammar) for ids in prompts for i in range(request.n)]
 
     def answers(self, generations: Sequence[Generation]) -> Work[Event]:
         """Generate the answers of a request together: yield (index, event), and the end of each turn."""
@@ -133,7 +129,7 @@ class Engine:
                 for index, job in tuple(jobs.items()):
                     for token in job.taken():
                         news += 1
-                        yield index, Piece(token.text, token.logprob)
+                        yield index, token
                     if job.ended:
                         news += 1
                         yield index, _finish(jobs.pop(index))
@@ -144,7 +140,9 @@ class Engine:
             for job in jobs.values():
                 self.batch.cancel(job)
 
-    def _generation(self, request: GenerationRequest, ids: list[int], index: int) -> Generation:
+    def _generation(
+        self, request: GenerationRequest, ids: list[int], index: int, grammar: JsonConstraint | None
+    ) -> Generation:
         sampling = request.sampling
         if index and sampling.seed is not None:  # n answers for one seed differ, but are reproducible
             sampling = replace(sampling, seed=sampling.seed + index)
@@ -154,6 +152,8 @@ class Engine:
             max_tokens=request.max_tokens,
             sampling=sampling,
             stop=request.stop,
+            constraint=None if grammar is None else grammar.copy(),
+            top=request.top,
         )
 
     def _encode(self, text: str, *, add_special: bool = True) -> list[int]:
@@ -173,6 +173,8 @@ class Engine:
 def _finish(job: Job) -> Finish:
     """Return the end of an answer. Raises RequestError if it failed."""
     generation = job.generation
+    if isinstance(job.problem, UnsupportedError):  # a JSON schema that turns out to be too complex
+        raise job.problem
     if generation.finish is None:  # the request was valid, so the weights are at fault, or the memory
         message = job.problem.message if isinstance(job.problem, PolyquantError) else "out of memory"
         raise RequestError(message, status=500, code="server_error")

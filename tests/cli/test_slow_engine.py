@@ -55,39 +55,41 @@ def filled(args, text, folder):
 
 
 @pytest.fixture
-def outputs(text, tmp_path, capsys):
-    """outputs(*args) -> stdout and stderr of a command that succeeds. In this process, where kernels are hidden."""
+def run(text, tmp_path):
+    """Run a command in this process, where the kernels are hidden."""
 
     def run(*args):
         words = [text if a == "TEXT" else tmp_path / a if str(a).startswith("OUT") else a for a in args]
         cli.main([*map(str, words)], standalone_mode=False)
-        return capsys.readouterr()
 
     return run
 
 
 @pytest.mark.parametrize("args", COMPUTING, ids=lambda args: args[0])
-def test_commands_that_compute(without_kernels, outputs, args):
-    out, err = outputs(*args)
+def test_commands_that_compute(without_kernels, run, capsys, args):
+    run(*args)
+    out, err = capsys.readouterr()
     assert err.count(NOTE) == 1 and NOTE not in out
     if "json" in args:
         json.loads(out)
 
 
 @pytest.mark.parametrize("args", FAILING, ids=lambda args: args[0])
-def test_commands_with_unusable_input(without_kernels, outputs, capsys, args):
+def test_commands_with_unusable_input(without_kernels, run, capsys, args):
     if args[0] == "serve":
         pytest.importorskip("uvicorn", reason="the server needs it")
     with suppress(PolyquantError):
-        outputs(*args)
+        run(*args)
     assert capsys.readouterr().err.count(NOTE) == 1
 
 
 @pytest.mark.parametrize("args", READING, ids=lambda args: args[0])
-def test_commands_that_read_or_copy(without_kernels, outputs, args):
-    assert NOTE not in "".join(outputs(*args))
+def test_commands_that_read_or_copy(without_kernels, run, capsys, args):
+    run(*args)
+    assert NOTE not in "".join(capsys.readouterr())
 
 
-def test_numpy_by_request(without_kernels, outputs, monkeypatch):
+def test_numpy_by_request(without_kernels, run, capsys, monkeypatch):
     monkeypatch.setattr(native, "_enabled", False)
-    assert outputs("run", LLAMA, "-p", "a", "-n", 1).err == ""
+    run("run", LLAMA, "-p", "a", "-n", 1)
+    assert capsys.readouterr().err == ""

@@ -120,7 +120,7 @@ def part_command(argv: list[str], part: str | None) -> str:
 
 
 def print_share(made: Plan, part: Part) -> None:
-    """Print what one part of a plan does."""
+    """Print the share of one part of a plan."""
     parts = shares(made, part.count)
     tasks = parts[part.number - 1]
     share = cost(made, tasks) / max(1, sum(cost(made, p) for p in parts))

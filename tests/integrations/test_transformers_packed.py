@@ -40,7 +40,7 @@ def load(path, **options):
     from polyquant.hf import load_model
 
     transformers.utils.logging.disable_progress_bar()
-    return load_model(path, **{"dtype": torch.float32, **options})
+    return load_model(path, **{"dtype": torch.float32, "activations": "float", **options})
 
 
 def logits(model):

@@ -33,7 +33,7 @@ def load_model(
     device_map: Any = None,
     auto_class: Any = None,
     dequantize: bool = False,
-    activations: Activations = "float",
+    activations: Activations = "int8",
     ternary_layout: str | None = None,
     dialect: str | None = None,
     tile: tuple[int, int, int] | None = None,
@@ -46,7 +46,8 @@ def load_model(
     transformers.
     auto_class: the class that selects the model, AutoModelForCausalLM by default; AutoModel for embeddings.
     dequantize: float layers instead of packed ones.
-    activations: "float" multiplies in float32; "int8" rounds the inputs of packed weights as `polyquant run` does.
+    activations: "int8" rounds the inputs of packed weights, as polyquant.load does; "float" multiplies in float32,
+    which is slower.
     ternary_layout, dialect, tile: see polyquant.open. options: other options of from_pretrained.
 
     Raises InputError if a tensor is missing, unexpected or misshapen, and UnsupportedError; in both cases nothing is
@@ -98,7 +99,7 @@ def _refuse_saving(model: Any, *_: Any, **__: Any) -> None:
 def load_tokenizer(path: str | os.PathLike[str], **options: Any) -> Any:
     """Load the tokenizer of a GGUF file or a folder with AutoTokenizer. Raises InputError, UnsupportedError."""
     with config_folder(_opened(path)) as (folder, _):
-        return transformers.AutoTokenizer.from_pretrained(folder, **options)
+        return transformers.AutoTokenizer.from_pretrained(folder, **{"trust_remote_code": False, **options})
 
 
 def _opened(path: str | os.PathLike[str], **options: Any) -> Checkpoint:
@@ -108,7 +109,7 @@ def _opened(path: str | os.PathLike[str], **options: Any) -> Checkpoint:
 def _configuration(folder: Path, path: object) -> Any:
     """Return the configuration without entries that describe files. Raises UnsupportedError for an unknown model."""
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except ValueError as problem:
         first, _, _ = str(problem).partition(". ")
         raise UnsupportedError(

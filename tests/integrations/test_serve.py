@@ -215,7 +215,7 @@ BAD = {
     "long": ({"prompt": [5] * 600}, openai.BadRequestError, "600 tokens, the model's context 512"),
     "vocabulary": ({"prompt": [99999]}, openai.BadRequestError, "99999"),
     "empty": ({"prompt": []}, openai.BadRequestError, "'prompt' must be"),
-    "bias": ({"logit_bias": {"5": 1}}, openai.BadRequestError, "'logit_bias' is not supported"),
+    "bias": ({"logit_bias": {"99999": 1}}, openai.BadRequestError, "logit_bias has a token outside the vocabulary"),
     "unknown": ({"extra_body": {"temprature": 1}}, openai.BadRequestError, "did you mean 'temperature'"),
 }
 
@@ -268,8 +268,14 @@ REFUSED = {
     "top_p": {"top_p": 0},
     "max_tokens": {"max_tokens": 0},
     "tools": {"tools": [{"type": "function"}]},
-    "json": {"response_format": {"type": "json_object"}},
-    "top_logprobs": {"logprobs": True, "top_logprobs": 3},
+    "format": {"response_format": {"type": "xml"}},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": 5}},
+    "top_logprobs": {"top_logprobs": 3},
+    "many top_logprobs": {"logprobs": True, "top_logprobs": 21},
+    "penalty": {"frequency_penalty": 2.5},
+    "bias": {"logit_bias": {"x": 1}},
+    "strong bias": {"logit_bias": {"5": 101}},
+    "biases": {"logit_bias": {str(i): 1 for i in range(1025)}},
     "stops": {"stop": ["a", "b", "c", "d", "e"]},
     "empty stop": {"stop": ""},
     "stream_options": {"stream_options": {"include_usage": True}},
@@ -278,16 +284,15 @@ REFUSED = {
     "no messages": {"messages": []},
     "calls": {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
     "limits": {"max_tokens": 3, "max_completion_tokens": 4},
-    "no model": {"model": None},
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_fields(name):
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-    chat_request(body, "m")
+    chat_request(body)
     with pytest.raises(RequestError) as caught:
-        chat_request({**body, **REFUSED[name]}, "m")
+        chat_request({**body, **REFUSED[name]})
     assert caught.value.status == 400 and caught.value.param and "\n" not in str(caught.value)
 
 
@@ -296,7 +301,7 @@ def test_refused_fields(name):
 )
 def test_bodies_of_the_wrong_type(body):
     with pytest.raises(RequestError):
-        completion_request(body, "m")
+        completion_request(body)
 
 
 def test_values_without_effect_pass():
@@ -310,9 +315,7 @@ def test_values_without_effect_pass():
         "echo": False,
         "best_of": 1,
     }
-    request = completion_request(
-        {"model": "m", "prompt": "x", "frequency_penalty": 0, "logit_bias": {}, **harmless}, "m"
-    )
+    request = completion_request({"model": "m", "prompt": "x", "frequency_penalty": 0, "logit_bias": {}, **harmless})
     assert request.sampling.seed == (1 << 64) - 1 and request.sampling.top_k == 0 and request.sampling.temperature == 1
     assert request.max_tokens == 16
 
@@ -320,11 +323,11 @@ def test_values_without_effect_pass():
 def test_recommended_sampling_is_the_default_and_requests_override_it():
     defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-    found = chat_request(body, "m", defaults).sampling
+    found = chat_request(body, defaults).sampling
     assert (found.temperature, found.top_k, found.top_p, found.repetition_penalty) == (0.6, 20, 0.95, 1.05)
-    found = chat_request({**body, "temperature": 1.5, "top_k": -1}, "m", defaults).sampling
+    found = chat_request({**body, "temperature": 1.5, "top_k": -1}, defaults).sampling
     assert (found.temperature, found.top_k, found.top_p) == (1.5, 0, 0.95)
-    assert completion_request({"model": "m", "prompt": "x"}, "m", defaults).sampling.temperature == 0.6
+    assert completion_request({"model": "m", "prompt": "x"}, defaults).sampling.temperature == 0.6
 
 
 def test_an_engine_uses_the_recommended_sampling(tmp_path):
@@ -351,6 +354,9 @@ def test_server_paths_are_not_returned():
         ("connections | {},", serving._CONNECTIONS),
         ("at most {} in total", requests.MAX_CHOICES),
         ("up to {}; the answer ends", requests.MAX_STOPS),
+        ("`top_logprobs` from 0 to {}", requests.MAX_TOP),
+        ("0 to {} (completions)", requests.MAX_COMPLETION_TOP),
+        ("at most {:,} tokens", requests.MAX_BIASES),
         ("default {} for completions", requests.COMPLETION_TOKENS),
     ],
 )
@@ -474,7 +480,7 @@ def test_errors_of_the_worker_reach_the_client():
 
 def answers(engine, prompt, **fields):
     """Text, log probabilities, finish of the greedy answer."""
-    request = completion_request({"model": "m", "prompt": prompt, "temperature": 0, **fields}, "m")
+    request = completion_request({"model": "m", "prompt": prompt, "temperature": 0, **fields})
     *pieces, finish = [e for _, e in engine.answers(engine.prepare(request), lambda: False)]
     assert isinstance(finish, Finish)
     return "".join(p.text for p in pieces), [p.logprob for p in pieces], finish
@@ -503,10 +509,10 @@ def test_a_common_prefix_is_reused_with_equal_results(cache, folder):
 def test_cancelling_leaves_a_usable_session(model):
     engine = Engine(model)
     body = {"model": "m", "prompt": [7] * 400, "temperature": 0, "max_tokens": 50}
-    (generation,) = engine.prepare(completion_request(body, "m"))
+    (generation,) = engine.prepare(completion_request(body))
     looks = iter([False, True, True])
     assert list(engine.answers([generation], lambda: next(looks, True))) == []
-    (generation,) = engine.prepare(completion_request({**body, "prompt": PROMPT}, "m"))
+    (generation,) = engine.prepare(completion_request({**body, "prompt": PROMPT}))
     looks = iter([False] * 6)
     events = list(engine.answers([generation], lambda: next(looks, True)))
     assert 0 < len(events) < 10 and not any(isinstance(e, Finish) for _, e in events)

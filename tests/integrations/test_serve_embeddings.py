@@ -23,6 +23,7 @@ from polyquant.integrations.server.embeddings import embedding_request
 from polyquant.integrations.server.engine import Engine
 from polyquant.integrations.server.queue import Line
 from polyquant.integrations.server.refusal import RequestError
+from polyquant.integrations.server.served import Served
 
 TEXTS = ["the word", "of the lord", "in the beginning"]
 DEMO = Path(str(files("polyquant"))) / "demo/llama"
@@ -78,7 +79,7 @@ def ask(model, *requests):
 
     async def answers():
         line = Line(4)
-        app = create_app(Engine(model), line, "tiny", Access(hosts=None))
+        app = create_app([Served("tiny", Engine(model), line)], Access(hosts=None))
         found = [await reply(app, *request) for request in requests]
         await line.close()
         return found
@@ -187,10 +188,10 @@ def test_wrong_model_and_wrong_method(model):
 
 
 def test_fields_without_effect_are_accepted():
-    found = embedding_request({"model": "m", "input": "a", "user": "me", "encoding_format": None}, "m", 8)
+    found = embedding_request({"model": "m", "input": "a", "user": "me", "encoding_format": None}, 8)
     assert (found.inputs, found.base64, found.dimensions) == (("a",), False, None)
     with pytest.raises(RequestError, match="from 1 to 8"):
-        embedding_request({"model": "m", "input": "a", "dimensions": 9}, "m", 8)
+        embedding_request({"model": "m", "input": "a", "dimensions": 9}, 8)
 
 
 def test_nan_weights_are_a_server_error(model, monkeypatch):

@@ -131,7 +131,7 @@ def test_the_page(report):
 
 
 def test_numbers_on_axes_are_not_cut(report):
-    chart = charts.size_against_error(report)
+    chart = charts.draw(charts.size_against_error(report))
     labels = {float(t) for t in re.findall(r">(\d+\.\d+)</text>", chart)}
     assert len(labels) > 3 and 0.0 not in labels
 

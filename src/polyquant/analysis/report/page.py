@@ -65,7 +65,7 @@ def page(report: Overview) -> str:
         text=escaped(report.text),
         reference=_shown(report.reference, report),
         candidates=[_shown(c, report) for c in report.candidates],
-        overview=charts.size_against_error(report) if report.candidates else "",
+        overview=charts.draw(charts.size_against_error(report)) if report.candidates else "",
         measured=any(c.evaluation is not None for c in (report.reference, *report.candidates)),
         actions=_ACTIONS,
     )
@@ -96,10 +96,10 @@ def _shown(candidate: Candidate, report: Overview) -> dict[str, Any]:
         "cosine": None if comparison is None else comparison.error.cosine,
         "notes": [escaped(note) for note in of.notes],
         "problem": escaped(candidate.problem),
-        "type_map": charts.type_map(candidate),
-        "error_map": charts.error_map(candidate) if comparison is not None else "",
-        "layers": charts.divergence_bars(candidate),
-        "histograms": charts.histogram_bars(candidate.histograms) if candidate.histograms else "",
+        "type_map": charts.draw(charts.type_map(candidate)),
+        "error_map": charts.draw(charts.error_map(candidate)) if comparison is not None else "",
+        "layers": charts.draw(charts.divergence_bars(candidate)),
+        "histograms": charts.draw(charts.histogram_bars(candidate.histograms)) if candidate.histograms else "",
         "rows": _rows(candidate),
         "hidden": 0 if comparison is None else max(0, len(comparison.tensors) - _ROWS),
         "alone": []

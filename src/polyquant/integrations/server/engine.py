@@ -15,7 +15,9 @@ from polyquant.integrations.server.requests import GenerationRequest, Prompt
 from polyquant.runtime.chat import render_chat
 from polyquant.runtime.embed import resolved_pooling, unit, vectors
 from polyquant.runtime.generate import Generation
+from polyquant.runtime.generate import Token as Piece
 from polyquant.runtime.generate import generate as start
+from polyquant.runtime.grammar import Grammars, JsonConstraint
 from polyquant.runtime.model import Model
 from polyquant.runtime.session import Session, token_ids
 from polyquant.types import F32
@@ -23,14 +25,6 @@ from polyquant.types import F32
 __all__ = ["Engine", "Event", "Finish", "Piece", "Vector"]
 
 _PREFILL = 128  # prompt tokens between two checks for cancellation
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A token; text: the characters that it completes, possibly none."""
-
-    text: str
-    logprob: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +65,7 @@ class Engine:
         except UnsupportedError:
             if not self.generates:
                 raise
+        self._grammars = Grammars(model.tokenizer, model.vocab)
         self._sessions = [model.session()] if self.generates else []
 
     @property
@@ -118,7 +113,8 @@ class Engine:
             prompts = [self._encode(p) if isinstance(p, str) else list(p) for p in request.prompts]
         for ids in prompts:
             self._check(ids, "messages" if request.chat else "prompt")
-        return [self._generation(request, ids, i) for ids in prompts for i in range(request.n)]
+        grammar = None if request.schema is None else self._grammars.json(request.schema)
+        return [self._generation(request, ids, i, grammar) for ids in prompts for i in range(request.n)]
 
     def answers(self, generations: Sequence[Generation], stopped: Callable[[], bool]) -> Iterator[Event]:
         """Generate the answers in sequence as (index, event); end early once `stopped` returns True."""
@@ -134,10 +130,12 @@ class Engine:
             cached = self._feed(generation.prompt, stopped)
             if not stopped():
                 for token in generation:
-                    yield Piece(token.text, token.logprob)
+                    yield token
                     if generation.finish is None and stopped():
                         break
             complete = True
+        except UnsupportedError:  # a JSON schema that turns out to be too complex
+            raise
         except PolyquantError as problem:  # the request was valid, so the weights are at fault
             raise RequestError(problem.message, status=500, code="server_error") from None
         finally:
@@ -161,7 +159,9 @@ class Engine:
             session.feed(prompt[a : min(a + _PREFILL, last)])
         return common
 
-    def _generation(self, request: GenerationRequest, ids: list[int], index: int) -> Generation:
+    def _generation(
+        self, request: GenerationRequest, ids: list[int], index: int, grammar: JsonConstraint | None
+    ) -> Generation:
         sampling = request.sampling
         if index and sampling.seed is not None:  # n answers for one seed differ, but are reproducible
             sampling = replace(sampling, seed=sampling.seed + index)
@@ -171,6 +171,8 @@ class Engine:
             max_tokens=request.max_tokens,
             sampling=sampling,
             stop=request.stop,
+            constraint=None if grammar is None else grammar.copy(),
+            top=request.top,
             session=self._session,
         )
 

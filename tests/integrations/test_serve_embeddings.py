@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import threading
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +20,7 @@ from polyquant.errors import UnsupportedError
 from polyquant.integrations.server.app import Access, create_app
 from polyquant.integrations.server.embeddings import embedding_request
 from polyquant.integrations.server.engine import Engine
-from polyquant.integrations.server.queue import Line
+from polyquant.integrations.server.queue import Line, Turn
 from polyquant.integrations.server.refusal import RequestError
 from polyquant.integrations.server.served import Served
 
@@ -201,12 +200,9 @@ def test_nan_weights_are_a_server_error(model, monkeypatch):
 
 
 def test_disconnecting_cancels_the_remaining_inputs(model):
-    """The worker checks for cancellation between two inputs."""
-    engine, stop = Engine(model), threading.Event()
-    events = engine.vectors([[2, 5, 3]] * 5, None, stop.is_set)
-    assert next(events)[0] == 0
-    stop.set()
-    assert list(events) == []
+    """Every input is a turn of its own, and work is cancelled between turns."""
+    events = list(Engine(model).vectors([[2, 5, 3]] * 3, None))
+    assert [e if e is Turn.RUNNING else e[0] for e in events] == [0, Turn.RUNNING, 1, Turn.RUNNING, 2, Turn.RUNNING]
 
 
 def test_pooling_can_be_requested(gguf, tmp_path):
@@ -217,5 +213,5 @@ def test_pooling_can_be_requested(gguf, tmp_path):
     with pytest.raises(UnsupportedError, match="choose a pooling"):
         Engine(bare)
     engine = Engine(bare, "cls")
-    ((_, vector),) = engine.vectors([[2, 5, 3]], None, lambda: False)
+    ((_, vector), _) = engine.vectors([[2, 5, 3]], None)
     np.testing.assert_array_equal(vector.values, bare.states([2, 5, 3])[0])

@@ -15,6 +15,7 @@ from polyquant.cli.console import activations_option, cache_option
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some, stream
 from polyquant.errors import InputError, UnsupportedError, printable
+from polyquant.formats.sizes import memory_bytes
 
 if TYPE_CHECKING:
     from polyquant.integrations.server.engine import Engine
@@ -62,6 +63,10 @@ Python:
 )
 @click.option("--queue", type=click.IntRange(0, 10_000), default=16, show_default=True,
               help="Maximum number of queued requests per model; more get status 503.")  # fmt: skip
+@click.option("--parallel", type=click.IntRange(1, 256), metavar="N",
+              help="Answers generated at once per model.  [default: 4 per thread]")  # fmt: skip
+@click.option("--max-memory", metavar="SIZE",
+              help="Limit of all caches, e.g. 4GB.  [default: half of what is available]")  # fmt: skip
 @click.option("--max-body", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="BYTES",
               help="Maximum size of a request body.")  # fmt: skip
 @click.option("--log", metavar="FILE", help="Append a line of JSON per request to FILE; -: stdout.")
@@ -80,6 +85,8 @@ def serve(
     api_key: str | None,
     cors: tuple[str, ...],
     queue: int,
+    parallel: int | None,
+    max_memory: str | None,
     max_body: int,
     log: str | None,
     log_prompts: bool,
@@ -93,7 +100,7 @@ def serve(
     /v1/chat/completions; embedding models: /v1/embeddings. A chat page is at /, metrics for Prometheus at
     /metrics.
 
-    Ctrl-C stops the server.
+    Answers are generated together: one pass over the weights computes a token of each. Ctrl-C stops the server.
     """
     try:
         from polyquant.integrations.server.app import Access
@@ -105,19 +112,27 @@ def serve(
             f"the server needs the package '{(missing.name or '').partition('.')[0]}'",
             hint="pip install 'polyquant[serve]'",
         ) from None
+    from polyquant.cli.slow_engine import note_slow_engine  # imports numpy, as the model does
     from polyquant.runtime.load import load
+    from polyquant.runtime.memory import default_memory
 
     _check_key(api_key)
+    memory = None if max_memory is None else memory_bytes(max_memory)
     if log_prompts and log is None:
         raise click.UsageError("--log-prompts needs --log")
     paths = _paths(path, name, more)
     address = bind(host, port)  # before the models are loaded, so that a port in use fails fast
+    note_slow_engine()
     with ExitStack() as files:
         recorded = None if log is None else _log(log, log_prompts, files)
+        models = {
+            identity: load(source, activations=activations, cache=cache, context=context, threads=threads)
+            for identity, source in paths.items()
+        }
+        memory = memory or default_memory(sum(model.checkpoint.nbytes for model in models.values()))
         engines: dict[str, Engine] = {}
-        for identity, source in paths.items():
-            model = load(source, activations=activations, cache=cache, context=context, threads=threads)
-            engines[identity] = Engine(model, pooling)
+        for identity, model in models.items():
+            engines[identity] = Engine(model, pooling, parallel=parallel, memory=max(1, memory // len(models)))
             _say_notes(engines[identity], f"{printable(identity)}: " if len(paths) > 1 else "")
         if not address.loopback:
             _warn(address, api_key)

@@ -119,7 +119,7 @@ class Answer:
         self, ticket: Ticket[Event], generations: list[Generation], record: Record
     ) -> AsyncGenerator[Event, None]:
         """Yield the events of the worker; note their times and tokens for metrics and log."""
-        work = ticket.run(lambda stopped: self.served.engine.answers(generations, stopped))
+        work = ticket.run(self.served.engine.answers(generations))
         async with aclosing(work) as events:
             async for index, event in events:
                 if isinstance(event, Finish):

@@ -68,7 +68,7 @@ def create_app(models: Sequence[Served], access: Access, log: Log | None = None)
     async def health(_: Request) -> Response:
         lines = [served.line for served in models]
         return JSONResponse(
-            {"status": "ok", "running": any(q.running for q in lines), "waiting": sum(q.waiting for q in lines)}
+            {"status": "ok", "running": sum(q.running for q in lines), "waiting": sum(q.waiting for q in lines)}
         )
 
     async def numbers(_: Request) -> Response:

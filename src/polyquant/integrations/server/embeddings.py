@@ -86,7 +86,7 @@ class EmbeddingAnswer:
         self, ticket: Ticket[Event], ids: list[list[int]], scope: Scope, receive: Receive, send: Send
     ) -> None:
         data: list[Json] = []
-        work = ticket.run(lambda stopped: self.served.engine.vectors(ids, self.request.dimensions, stopped))
+        work = ticket.run(self.served.engine.vectors(ids, self.request.dimensions))
         async with aclosing(work) as events:
             async for index, event in events:
                 if isinstance(event, Vector):

@@ -190,7 +190,7 @@ class _Queues(Collector):
         running = GaugeMetricFamily("polyquant_requests_running", "Requests that are computed", labels=["model"])
         for served in self._models:
             waiting.add_metric([served.name], served.line.waiting)
-            running.add_metric([served.name], int(served.line.running))
+            running.add_metric([served.name], served.line.running)
         yield waiting
         yield running
 

@@ -85,7 +85,7 @@ def serve(
 ) -> None:
     """Serve requests until a signal arrives. engines: by model id. queue: number of requests that may wait per model.
     on_ready is called once it listens. log: receives a line per request."""
-    models = [Served(name, engine, Line(queue)) for name, engine in engines.items()]
+    models = [Served(name, engine, Line(queue, engine.parallel)) for name, engine in engines.items()]
     app = create_app(models, access, log)
     for logger in ("uvicorn.error", "asyncio"):  # log bugs with tracebacks, but not disconnecting clients
         logging.getLogger(logger).setLevel(logging.ERROR)
@@ -101,7 +101,7 @@ def serve(
         proxy_headers=False,
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_END_SECONDS,
-        limit_concurrency=_CONNECTIONS + queue,
+        limit_concurrency=_CONNECTIONS + sum(queue + engine.parallel for engine in engines.values()),
     )
     lines = [served.line for served in models]
     asyncio.run(_Server(config, lines, on_ready).serve(sockets=[address.socket]))

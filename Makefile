@@ -4,11 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-<<<<<<< HEAD
-.PHONY: demo test lint bench wheel check-slow check-sanitized check-order fuzz fuzz-native native clean
-=======
-.PHONY: demo test lint bench check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
->>>>>>> main
+.PHONY: demo test lint docs bench wheel check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -86,6 +82,11 @@ lint: $(INSTALLED)
 	$(BIN)/mypy && $(BIN)/mypy --strict examples/public_api.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_house.py
+
+# The site, in build/docs; every warning, such as a dead link, is an error.
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet 'polyquant[docs]'
+	$(BIN)/sphinx-build -n -W --keep-going -q -b html docs build/docs
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[bench]'

@@ -47,6 +47,12 @@ man_pages: list[Any] = []
 COMMENT = re.compile(r"^<!-- .*?-->\n", re.M | re.S)
 TOP = {"../README.md": "index.md", "../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changelog.md"}
 
+CONTENTS = {
+    page: sorted(file.stem for file in (HERE / page).parent.glob("*.md") if file.stem != "README")
+    for page in ("howto/README", "formats/README")
+}
+"""Pages that list those of their folder -> the names of these."""
+
 
 def _site_text(app: Any, name: str, source: list[str]) -> None:
     """Remove comments, which are for the tests, and link to the generated copies of files outside this folder."""
@@ -55,6 +61,9 @@ def _site_text(app: Any, name: str, source: list[str]) -> None:
     for outside, page in TOP.items():
         place = page if page == "index.md" else f"generated/{page}"
         text = text.replace(f"]({'../' * depth}{outside}", f"]({'../' * depth}{place}")
+    text = text.replace("[examples/plugin](../examples/plugin)", "`examples/plugin`")
+    if name in CONTENTS:
+        text += "\n```{toctree}\n:hidden:\n\n" + "\n".join(CONTENTS[name]) + "\n```\n"
     source[0] = text
 
 

@@ -86,7 +86,7 @@ lint: $(INSTALLED)
 # The site, in build/docs; every warning, such as a dead link, is an error.
 docs: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[docs]'
-	$(BIN)/sphinx-build -n -W --keep-going -q -b html docs build/docs
+	$(BIN)/sphinx-build -E -n -W --keep-going -q -b html docs build/docs
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[bench]'

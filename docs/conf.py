@@ -17,9 +17,8 @@ from docutils import nodes
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "scripts"))
 
-import site_pages  # noqa: E402 - after the path
-
 import polyquant  # noqa: E402
+import site_pages  # noqa: E402 - after the path
 
 project = "polyquant"
 author = "the polyquant authors"
@@ -42,7 +41,6 @@ autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
-man_pages: list[Any] = []
 
 COMMENT = re.compile(r"^<!-- .*?-->\n", re.M | re.S)
 TOP = {"../README.md": "index.md", "../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changelog.md"}

@@ -51,9 +51,7 @@ def require_packages() -> None:
     """Raise UnsupportedError without the packages of the extra `report`: ask before long work."""
     for name, package in (("jinja2", "jinja2"), ("vl_convert", "vl-convert-python")):
         if find_spec(name) is None:
-            raise UnsupportedError(
-                f"reports require the package '{package}'", hint="pip install 'polyquant[report]'"
-            )
+            raise UnsupportedError(f"reports require the package '{package}'", hint="pip install 'polyquant[report]'")
 
 
 def page(report: Overview) -> str:

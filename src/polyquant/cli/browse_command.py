@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib.util import find_spec
 
@@ -52,6 +53,8 @@ def browse(paths: tuple[str, ...], theme: str, ternary_layout: str | None) -> No
 
     light = theme == "light" or (theme == "auto" and _light_terminal())
     browser = Browser(paths, ternary_layout=ternary_layout, light=light, read_ahead=ahead)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: browser.interrupt())
     problem = browser.run()
     ended = browser.jobs.join(_WAIT)
     if problem is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -65,7 +67,7 @@ class _Tabs(Widget):
                 return
 
 
-class Browser(App[Exception]):
+class Browser(App[BaseException]):
     """Browse models. The result of `run` is the error that ended it, None if the user quit.
 
     read_ahead: returns the headers that another process has read, or None.
@@ -92,6 +94,7 @@ class Browser(App[Exception]):
         Binding("escape", "back", "back", show=False),
         Binding("question_mark", "help", "Help"),
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
     ]
 
     def __init__(
@@ -102,11 +105,16 @@ class Browser(App[Exception]):
         light: bool = False,
         read_ahead: Callable[[], Headers | None] = lambda: None,
     ) -> None:
-        super().__init__()
-        self.theme = "textual-light" if light else "textual-dark"
+        plain = "NO_COLOR" in os.environ
+        super().__init__(ansi_color=plain or None)  # with the terminal's own colors Textual can leave them all out
+        dark, bright = ("ansi-dark", "ansi-light") if plain else ("textual-dark", "textual-light")
+        self.themes = (bright, dark) if light else (dark, bright)
+        self.theme = self.themes[0]
         self.paths, self._layout, self._read_ahead = tuple(paths), ternary_layout, read_ahead
         self.second = 1
-        self.jobs = Jobs(self)
+        self.jobs = Jobs()
+        self.status = ""
+        self._events: asyncio.AbstractEventLoop | None = None
         self.models = self._models_of()
         self.loaded = False
         self._about = "reading headers"
@@ -149,6 +157,7 @@ class Browser(App[Exception]):
 
     def on_mount(self) -> None:
         """Read the headers."""
+        self._events = asyncio.get_running_loop()
         self.query_one(Tensors).add_class("active")
         self._open()
 
@@ -183,13 +192,21 @@ class Browser(App[Exception]):
 
     def say(self, text: str) -> None:
         """Show one line of status."""
-        self.query_one("#status", Static).update(Text(escaped(text), no_wrap=True, overflow="ellipsis"))
+        self.status = escaped(text)
+        self.query_one("#status", Static).update(Text(self.status, no_wrap=True, overflow="ellipsis"))
 
-    def start(self, kind: str, title: str, work: Callable[[Job], Any], then: Callable[[Any], None]) -> None:
-        """Run work(job) in a thread, then call then(result). title: for the line of status, "" for none."""
+    def start(
+        self,
+        kind: str,
+        title: str,
+        work: Callable[[Job], Any],
+        then: Callable[[Any], None],
+        failed: Callable[[str], None] | None = None,
+    ) -> None:
+        """Run work(job) in a thread, then call then(result), or failed(message). title: for the status, "" for none."""
         if title:
             self.say(f"{title} … (Escape cancels)")
-        self.jobs.start(kind, title, work, then)
+        self.jobs.start(Job(self, kind, title, work, then, failed))
 
     @on(Progressed)
     def _progressed(self, event: Progressed) -> None:
@@ -206,7 +223,8 @@ class Browser(App[Exception]):
         elif event.job.kind == "headers" or not isinstance(event.problem, PolyquantError | OSError | MemoryError):
             self.exit(event.problem)  # the command reports it as any other
         else:
-            self.say(str(event.problem) or type(event.problem).__name__)
+            show = event.job.failed or self.say
+            show(str(event.problem) or type(event.problem).__name__)
 
     def copy(self, text: str) -> None:
         """Copy text, escaped: it may be pasted into a shell."""
@@ -266,7 +284,7 @@ class Browser(App[Exception]):
 
     def action_dark(self) -> None:
         """Dark or light."""
-        self.theme = "textual-light" if self.theme == "textual-dark" else "textual-dark"
+        self.theme = self.themes[self.theme == self.themes[0]]
 
     def action_back(self) -> None:
         """Cancel jobs; without any clear the search."""
@@ -284,6 +302,12 @@ class Browser(App[Exception]):
         self.push_screen(help_screen())
 
     # ---------------------------------------------------------------- errors
+
+    def interrupt(self) -> None:
+        """Quit because of a signal; `run` returns KeyboardInterrupt."""
+        if self._events is None:
+            raise KeyboardInterrupt
+        self._events.call_soon_threadsafe(self.exit, KeyboardInterrupt())
 
     def _fatal_error(self) -> None:
         """Overrides Textual's traceback, which prints local variables unescaped: the command reports the error."""

@@ -105,7 +105,10 @@ def columns_of(listing: Listing) -> tuple[Column, ...]:
         return (
             name,
             shape,
-            Column("type", kind, 9, lambda listing, some: _types((e.codec, e.nbytes) for e in some), right=False, sort="type"),
+            Column(
+                "type", kind, 9, lambda listing, some: _types((e.codec, e.nbytes) for e in some), right=False,
+                sort="type",
+            ),
             Column(
                 "bits/w", 6, 3, lambda listing, some: _bpw(sum(e.nbytes for e in some), sum(e.weights for e in some)),
                 sort="bits per weight",

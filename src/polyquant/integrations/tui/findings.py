@@ -60,7 +60,7 @@ class Findings(Pane):
             warn = frozenset(i for i, (_, f) in enumerate(found) if f.severity.value == "error")
             self.fill(Fixed(titles, lines, wide=len(titles) - 1, warn=warn))
 
-        self.browser.start("findings", "checking", work, then)
+        self.browser.start("findings", "checking", work, then, self.fail)
 
     def summary(self) -> str:
         """The extent of the check and its result."""

@@ -40,12 +40,21 @@ class Done(Message):
 
 
 class Job:
-    """One piece of work. kind: a new job of the same kind cancels this one."""
+    """One piece of work in a thread. kind: a new job of the same kind cancels this one.
+
+    then, failed: called by the application with the result, or with the message of an expected error.
+    """
 
     def __init__(
-        self, owner: MessagePump, kind: str, title: str, work: Callable[[Job], Any], then: Callable[[Any], None]
-    ):
-        self.owner, self.kind, self.title, self.work, self.then = owner, kind, title, work, then
+        self,
+        owner: MessagePump,
+        kind: str,
+        title: str,
+        work: Callable[[Job], Any],
+        then: Callable[[Any], None],
+        failed: Callable[[str], None] | None = None,
+    ) -> None:
+        self.owner, self.kind, self.title, self.work, self.then, self.failed = owner, kind, title, work, then, failed
         self.cancelled = threading.Event()
         self._told = 0.0
         self.thread = threading.Thread(target=self._run, name=f"browse {kind}", daemon=True)
@@ -79,17 +88,15 @@ class Job:
 class Jobs:
     """The running jobs, one of each kind."""
 
-    def __init__(self, owner: MessagePump) -> None:
-        self._owner = owner
+    def __init__(self) -> None:
         self._running: dict[str, Job] = {}
 
-    def start(self, kind: str, title: str, work: Callable[[Job], Any], then: Callable[[Any], None]) -> Job:
-        """Run work(job) in a thread, then call then(result) in the application; cancels the last job of this kind."""
-        if kind in self._running:
-            self._running[kind].cancelled.set()
-        job = self._running[kind] = Job(self._owner, kind, title, work, then)
+    def start(self, job: Job) -> None:
+        """Start a job; the last one of its kind is cancelled."""
+        if job.kind in self._running:
+            self._running[job.kind].cancelled.set()
+        self._running[job.kind] = job
         job.thread.start()
-        return job
 
     def ended(self, job: Job) -> bool:
         """Forget a job. Returns False if it was cancelled or replaced."""

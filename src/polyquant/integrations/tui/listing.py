@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
-from os.path import commonprefix  # of lists of components, not of paths
+from sys import intern
 from typing import Any
 
 __all__ = ["SORTS", "Entry", "Line", "Listing", "Measured", "matcher"]
@@ -115,7 +115,10 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 @dataclass(slots=True)
 class Listing:
-    """The entries of the models, and the selection that is shown."""
+    """The entries of the models, and the selection that is shown.
+
+    opened: the keys of the open groups, or with `inverted` of the closed ones. parts: the components of each name.
+    """
 
     entries: tuple[Entry, ...]
     two: bool = False
@@ -126,11 +129,14 @@ class Listing:
     codec: str | None = None
     errors: dict[str, Measured] = field(default_factory=dict)
     opened: set[str] = field(default_factory=set)
+    inverted: bool = False
     shown: list[int] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     nbytes: int = 0
+    parts: list[tuple[str, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.parts = [tuple(map(intern, e.name.split("."))) for e in self.entries]
         self.nbytes = sum(e.nbytes for e in self.entries if not e.alone)
         self.opened = set(self._first_groups())
         self.select()
@@ -181,7 +187,7 @@ class Listing:
 
     def open_all(self, is_open: bool) -> None:
         """Open or close all groups."""
-        self.opened = {line.key for line in self._groups(self.shown)} if is_open else set()
+        self.opened, self.inverted = set(), is_open
         self.fold()
 
     def _first_groups(self) -> Iterable[str]:
@@ -197,14 +203,6 @@ class Listing:
                 count += 1
                 pending += below
 
-    def _groups(self, members: Sequence[int]) -> Iterable[Line]:
-        pending = [(members, 0)]
-        while pending:
-            for line in self._children(*pending.pop(), 0):
-                if not line.leaf:
-                    yield line
-                    pending.append((line.members, line.used))
-
     def _under(self, members: Sequence[int], *, expand: bool) -> Iterator[Line]:
         """The visible lines of these entries; expand: all groups are open."""
         stack = [iter(self._children(members, 0, 0))]
@@ -213,33 +211,33 @@ class Listing:
             if line is None:
                 stack.pop()
                 continue
-            line.is_open = not line.leaf and (expand or line.key in self.opened)
+            line.is_open = not line.leaf and (expand or (line.key in self.opened) != self.inverted)
             yield line
             if line.is_open:
                 stack.append(iter(self._children(line.members, line.used, line.depth + 1)))
 
     def _children(self, members: Sequence[int], used: int, depth: int) -> Iterator[Line]:
         """Group entries by the component after the first `used` ones; components shared by a whole group are joined."""
-        groups: dict[tuple[bool, str], list[int]] = {}
+        groups: dict[str | None, list[int]] = {}
         for i in members:
-            parts = self.entries[i].name.split(".", used + 1)
-            ends = len(parts) <= used  # a name that is the prefix of its group
-            groups.setdefault((ends, parts[-1] if ends else parts[used]), []).append(i)
+            parts = self.parts[i]  # a name may end here: then it is the prefix of its group, and the only such name
+            groups.setdefault(parts[used] if len(parts) > used else None, []).append(i)
         found = list(groups.values())
         if self.sort in _SUMMED:
             sums = _SUMMED[self.sort]
             found.sort(key=lambda some: sum(sums(self.entries[i]) for i in some), reverse=not self.backwards)
         for some in found:
-            name = self.entries[some[0]].name
+            parts = self.parts[some[0]]
             if len(some) == 1:
-                yield Line(depth, name.split(".", used)[-1], name, some, leaf=True)
+                label = ".".join(parts[used:] or parts[-1:])
+                yield Line(depth, label, self.entries[some[0]].name, some, leaf=True)
                 continue
             shared = max(used + 1, self._shared(some))
-            parts = name.split(".", shared)[:shared]
-            yield Line(depth, ".".join(parts[used:]), ".".join(parts), some, leaf=False, used=shared)
+            yield Line(depth, ".".join(parts[used:shared]), ".".join(parts[:shared]), some, leaf=False, used=shared)
 
     def _shared(self, some: Sequence[int]) -> int:
         """The number of components that these names share; each keeps at least its last one."""
-        names = [self.entries[i].name for i in some]
-        split = [name.split(".") for name in (min(names), max(names), min(names, key=lambda name: name.count(".")))]
-        return min(len(commonprefix(split)), *(len(s) - 1 for s in split))  # noqa: RUF071 - components
+        names = [self.parts[i] for i in some]
+        first, last = min(names), max(names)
+        shared = next((n for n, (x, y) in enumerate(zip(first, last, strict=False)) if x != y), len(first))
+        return min(shared, min(map(len, names)) - 1)

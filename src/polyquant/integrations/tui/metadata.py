@@ -41,7 +41,7 @@ def _short(value: Any) -> str:
     if _is_array(value):
         n = len(value)
         head = ", ".join(printable(_word(value[i]), 40) for i in range(min(n, 6)))
-        return f"[{head}{', …' if n > 6 else ''}] {n:,} entries" if n > 6 else f"[{head}]"
+        return f"{n:,} entries: {head}, …" if n > 6 else f"[{head}]"
     return printable(_word(value), _CELL)
 
 
@@ -86,7 +86,7 @@ class Metadata(Pane):
             self.values, self.differs = result
             self.select()
 
-        self.browser.start("metadata", "reading the metadata", work, then)
+        self.browser.start("metadata", "reading the metadata", work, then, self.fail)
 
     def select(self) -> None:
         """Apply the search."""

@@ -12,7 +12,7 @@ from textual.containers import Container
 from polyquant.errors import printable
 from polyquant.integrations.tui.rows import Rows
 from polyquant.integrations.tui.search import Search
-from polyquant.integrations.tui.sources import Fixed, Source
+from polyquant.integrations.tui.sources import Fixed, Source, Text
 
 if TYPE_CHECKING:
     from polyquant.integrations.tui.jobs import Job
@@ -33,8 +33,15 @@ class Host(Protocol):
     def say(self, text: str) -> None:
         """Show one line of status."""
 
-    def start(self, kind: str, title: str, work: Callable[[Job], Any], then: Callable[[Any], None]) -> None:
-        """Run work(job) in a thread, then call then(result)."""
+    def start(
+        self,
+        kind: str,
+        title: str,
+        work: Callable[[Job], Any],
+        then: Callable[[Any], None],
+        failed: Callable[[str], None] | None = None,
+    ) -> None:
+        """Run work(job) in a thread, then call then(result), or failed(message)."""
 
     def copy(self, text: str) -> None:
         """Copy text to the clipboard."""
@@ -78,6 +85,12 @@ class Pane(Container):
         self.rows.source = source
         self.rows.reload(cursor)
         self.browser.say(self.summary())
+
+    def fail(self, problem: str) -> None:
+        """Show an error in place of the list."""
+        self.rows.source = Text("", problem)
+        self.rows.reload(0)
+        self.browser.say("")
 
     def summary(self) -> str:
         """One line about the list."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
@@ -81,7 +82,9 @@ class Details(Widget):
         beside = bool(found) and width >= 2 * _BAR_WIDTH - 6
         left = width - _BAR_WIDTH - 2 if beside else width
         lines = facts(self.owner.listing, line, left, parts, brief=beside)
-        if line.leaf and not found:
+        if line.key in self.owner.problems:
+            lines += ["", *wrap(printable(self.owner.problems[line.key], 600), max(8, left))]
+        elif line.leaf and not found:
             lines += ["", "Enter: statistics of a sample   a: of all values"]
         texts = [figures(one) for one in found]
         used = 0 if beside else len(lines) + sum(len(text) + 1 for text in texts)
@@ -133,6 +136,7 @@ class Tensors(Pane):
         self.rows.source = _Lines(self.listing)
         self.measured: dict[str, Sequence[Statistics]] = {}
         self.parts: dict[str, list[str]] = {}
+        self.problems: dict[str, str] = {}
         self._dirty = False
 
     def compose(self) -> ComposeResult:
@@ -151,6 +155,7 @@ class Tensors(Pane):
         self.listing = listing
         self.measured.clear()
         self.parts.clear()
+        self.problems.clear()
         self.rows.source = _Lines(listing)
         self.refresh_bindings()
         self._shown(0)
@@ -288,7 +293,9 @@ class Tensors(Pane):
             self.query_one(Details).refresh()
             self.browser.say(self.summary())
 
-        self.browser.start("statistics", f"reading {printable(name, 60)}", work, then)
+        self.browser.start(
+            "statistics", f"reading {printable(name, 60)}", work, then, lambda text: self._fail(name, text)
+        )
 
     def action_compare(self, every: bool) -> None:
         """Measure the error of the tensor or group under the cursor, or of all that are shown."""
@@ -314,7 +321,14 @@ class Tensors(Pane):
                 listing.sort, listing.backwards = "error", False
             self._keeping(listing.select)
 
-        self.browser.start("compare", f"comparing {total:,} tensors", work, then)
+        failed = names[0] if total == 1 else ""
+        self.browser.start("compare", f"comparing {total:,} tensors", work, then, lambda text: self._fail(failed, text))
+
+    def _fail(self, name: str, problem: str) -> None:
+        """Show an error in the panel of its tensor, or as the status."""
+        self.problems[name] = problem
+        self.query_one(Details).refresh()
+        self.browser.say(problem)
 
     @on(Compared)
     def _compared(self, event: Compared) -> None:

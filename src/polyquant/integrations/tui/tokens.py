@@ -102,7 +102,7 @@ class Tokens(Pane):
             self.tokenizer, self.table = result
             self._show(self.query_one(Input).value)
 
-        self.browser.start("tokenizer", "reading the tokenizer", work, then)
+        self.browser.start("tokenizer", "reading the tokenizer", work, then, self.fail)
 
     def _show(self, text: str) -> None:
         if self.tokenizer is None:
@@ -117,7 +117,7 @@ class Tokens(Pane):
             self._found = len(lines)
             self.fill(Fixed((">id", "token", "found as"), lines, wide=1))
 
-        self.browser.start("lookup", "", lambda job: look_up(tokenizer, table, text), then)
+        self.browser.start("lookup", "", lambda job: look_up(tokenizer, table, text), then, self.fail)
 
     def summary(self) -> str:
         """Counts."""
@@ -179,7 +179,7 @@ class Template(Pane):
             ]
             self.fill(Text("chat template", "\n\n".join(blocks)))
 
-        self.browser.start("template", "reading the chat template", work, then)
+        self.browser.start("template", "reading the chat template", work, then, self.fail)
 
     def summary(self) -> str:
         """The number of templates."""

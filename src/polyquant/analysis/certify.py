@@ -29,10 +29,11 @@ from polyquant.architectures.language_model import language_model
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError, PolyquantError, printable
 from polyquant.findings import Finding, Findings, Severity
+from polyquant.formats.progress import shows_progress
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
 from polyquant.storage.one_file import write_file
-from polyquant.tables import Table
+from polyquant.tables import Row, Table
 from polyquant.types import Checkpoint
 
 __all__ = ["Certificate", "CertifiedFiles", "certify", "refuse_output"]
@@ -83,6 +84,18 @@ class Certificate:
         below = [str(f) for f in self.findings]
         return Table(repr(self).strip("<>"), columns, rows, len(self.tensors), below).html()
 
+    def rows(self) -> list[Row]:
+        """One row per tensor: tensor, shape, source, target (codecs), verdict, rrmse; worst, bound: the largest and the
+        allowed relative error of a unit.
+        """
+        return [
+            {
+                "tensor": t.name, "shape": t.shape, "source": t.source, "target": t.target, "verdict": t.verdict,
+                "rrmse": t.error, "worst": t.worst, "bound": t.bound,
+            }
+            for t in self.tensors
+        ]  # fmt: skip
+
     @property
     def summary(self) -> str:
         """What was compared, in one line: parts joined by a semicolon."""
@@ -123,6 +136,7 @@ class Certificate:
         }
 
 
+@shows_progress("certify")
 def certify(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -133,6 +147,7 @@ def certify(
     tile: Tile | None = None,
     repair: bool = False,
     axes: str | None = None,
+    progress: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Certificate:
     """Check that the checkpoint at `target` computes what the one at `source` does, and return the certificate.

@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from polyquant.analysis.divergence import Pair, Scores, compare_windows
 from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError, PlanError, printable
+from polyquant.formats.progress import shows_progress
+from polyquant.formats.steps import Progress
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations, load
 from polyquant.runtime.model import Model
 from polyquant.runtime.scoring import target_log_probs
 from polyquant.runtime.text import read_text, text_tokens
 from polyquant.runtime.windows import Window, halves, sliding
+from polyquant.tables import Row, Table, size
 
 __all__ = ["Divergence", "Evaluation", "LayerError", "Mean", "Score", "evaluate"]
 
 DEFAULT_CONTEXT = 512
-
-Progress = Callable[[int, int, str], None]
-"""Called with (tokens scored, tokens to score, status)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,15 @@ class Score:
         """Bits per byte of text: comparable between tokenizers if they score the same text."""
         return self.nll.value * self.tokens / math.log(2) / self.bytes
 
+    def columns(self) -> Row:
+        """The figures as columns of a row."""
+        return {
+            "path": self.path, "format": self.format, "cache": self.cache, "bytes": self.nbytes, "bpw": self.bpw,
+            "tokens": self.tokens, "nll": self.nll.value, "nll_error": self.nll.error,
+            "perplexity": self.perplexity.value, "perplexity_error": self.perplexity.error,
+            "bits_per_byte": self.bits_per_byte,
+        }  # fmt: skip
+
     def to_json(self) -> dict[str, Any]:
         """The values as JSON-compatible types."""
         return {**asdict(self), "perplexity": asdict(self.perplexity), "bits_per_byte": self.bits_per_byte}
@@ -89,7 +98,7 @@ class LayerError:
     alone: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Divergence:
     """Divergence of the model from the reference over the scored tokens; analysis/divergence.py has the formulas.
 
@@ -104,6 +113,27 @@ class Divergence:
     top_1: Mean
     probability_rms: float
     layers: tuple[LayerError, ...]
+
+    def __repr__(self) -> str:
+        figures = f"KL divergence {self.kl.value:.3g} ± {self.kl.error:.2g}, same first token {self.top_1.value:.2%}"
+        return f"<Divergence {figures}, {len(self.layers)} parts>"
+
+    def _repr_html_(self) -> str:
+        rows = ((part.name, f"{part.output:.4g}", f"{part.alone:.4g}") for part in self.layers)
+        columns = ("part", "error of the output", "own error")
+        return Table(repr(self).strip("<>"), columns, rows, len(self.layers)).html()
+
+    def rows(self) -> list[Row]:
+        """One row per part of the model, in order of computation: part, output, alone (relative RMS errors)."""
+        return [{"part": part.name, "output": part.output, "alone": part.alone} for part in self.layers]
+
+    def columns(self) -> Row:
+        """The figures as columns of a row."""
+        return {
+            "kl": self.kl.value, "kl_error": self.kl.error, "kl_99": self.kl_99, "kl_max": self.kl_max,
+            "top_1": self.top_1.value, "probability_rms": self.probability_rms, "log_ratio": self.log_ratio.value,
+            "log_ratio_error": self.log_ratio.error,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -127,6 +157,39 @@ class Evaluation:
             figures += f", KL divergence {self.divergence.kl.value:.3g}"
         return f"<Evaluation {printable(self.model.path)}: {figures}>"
 
+    def _repr_html_(self) -> str:
+        rows = (
+            (
+                s.path, size(s.nbytes), f"{s.bpw:.3f}", f"{s.perplexity.value:.4g} ± {s.perplexity.error:.2g}",
+                f"{s.bits_per_byte:.4f}", "" if d is None else f"{d.kl.value:.3g} ± {d.kl.error:.2g}",
+                "" if d is None else f"{d.top_1.value:.2%}",
+            )
+            for s, d in self._scores
+        )  # fmt: skip
+        columns = (
+            "model",
+            "size",
+            "bits per weight",
+            "perplexity",
+            "bits per byte",
+            "KL divergence",
+            "same first token",
+        )
+        title = f"Evaluation on {printable(self.text)}: {self.model.tokens:,} tokens, context {self.context}"
+        return Table(title, columns, rows, len(self._scores)).html()
+
+    @property
+    def _scores(self) -> list[tuple[Score, Divergence | None]]:
+        """The model with its divergence, and the reference if there is one."""
+        return [(self.model, self.divergence), *([] if self.reference is None else [(self.reference, None)])]
+
+    def rows(self) -> list[Row]:
+        """One row for the model and one for the reference, if any: the columns of `Score`, and the divergence (None for
+        the reference).
+        """
+        unknown = {n: None for d in (self.divergence,) if d is not None for n in d.columns()}
+        return [{**s.columns(), **(unknown if d is None else d.columns())} for s, d in self._scores]
+
     def to_json(self) -> dict[str, Any]:
         """The values as JSON-compatible types."""
         out = asdict(self)
@@ -135,6 +198,7 @@ class Evaluation:
         return out
 
 
+@shows_progress("evaluate")
 def evaluate(
     path: str | os.PathLike[str],
     *,
@@ -148,7 +212,8 @@ def evaluate(
     ternary_layout: str | None = None,
     against_layout: str | None = None,
     tile: Tile | None = None,
-    on_progress: Progress | None = None,
+    progress: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Evaluation:
     """Evaluate the checkpoint at `path` on the UTF-8 file `text`, and with `against` its divergence from that
     checkpoint.
@@ -174,13 +239,13 @@ def evaluate(
     ids, bos = text_tokens(model, words, tokens)
     windows = list(halves(ids, context, bos) if stride is None else sliding(ids, context, stride, bos))
     watch = _Watch(on_progress, sum(w.stop - w.start for w in windows))
-    size = sum(_bytes(model, ids, w) for w in windows)
+    text_bytes = sum(_bytes(model, ids, w) for w in windows)
     theirs, divergence = None, None
     if other is None:
-        mine = _score(model, _alone(model, windows, watch), size)
+        mine = _score(model, _alone(model, windows, watch), text_bytes)
     else:
         scores = compare_windows(Pair(model, other), windows, watch)
-        mine, theirs = _score(model, scores.model, size), _score(other, scores.reference, size)
+        mine, theirs = _score(model, scores.model, text_bytes), _score(other, scores.reference, text_bytes)
         divergence = _divergence(scores)
     return Evaluation(
         text=str(text),
@@ -213,10 +278,10 @@ def _bytes(model: Model, ids: NDArray[np.int64], window: Window) -> int:
     before = ids[max(0, window.start - 4) : window.start].tolist()  # decoders treat the start of a string differently
     tokens = before + ids[window.start : window.stop].tolist()
 
-    def size(part: list[int]) -> int:
+    def length(part: list[int]) -> int:
         return len(model.tokenizer.decode(part, skip_special=False).encode()) if part else 0
 
-    return size(tokens) - size(before)
+    return length(tokens) - length(before)
 
 
 def _same_vocabulary(model: Model, other: Model) -> None:
@@ -245,14 +310,14 @@ def _same_vocabulary(model: Model, other: Model) -> None:
 class _Watch:
     """Count scored tokens and report the perplexity so far."""
 
-    def __init__(self, tell: Progress | None, total: int) -> None:
+    def __init__(self, tell: Callable[[Progress], None] | None, total: int) -> None:
         self.tell, self.total, self.done, self.nats = tell, total, 0, 0.0
 
     def __call__(self, window: Window, logs: NDArray[np.float64]) -> None:
         self.done += len(logs)
         self.nats -= float(logs.sum())
         if self.tell is not None:
-            self.tell(self.done, self.total, f"perplexity {_exp(self.nats / self.done):.4g}")
+            self.tell(Progress(self.done, self.total, f"perplexity {_exp(self.nats / self.done):.4g}", 0.0))
 
 
 def _exp(x: float) -> float:
@@ -267,7 +332,7 @@ def _alone(model: Model, windows: list[Window], watch: _Watch) -> NDArray[np.flo
     return np.concatenate(out)
 
 
-def _score(model: Model, logs: NDArray[np.float64], size: int) -> Score:
+def _score(model: Model, logs: NDArray[np.float64], text_bytes: int) -> Score:
     checkpoint = model.checkpoint
     return Score(
         path=str(checkpoint.path),
@@ -277,7 +342,7 @@ def _score(model: Model, logs: NDArray[np.float64], size: int) -> Score:
         nbytes=checkpoint.nbytes,
         bpw=checkpoint.bpw,
         tokens=len(logs),
-        bytes=size,
+        bytes=text_bytes,
         nll=Mean.of(-logs),
     )
 

@@ -23,8 +23,8 @@ _WAIT = 1.0
     epilog="""\b
 Examples:
   polyquant browse model.gguf
-  polyquant browse hf-folder/ model-q4_k_m.gguf        # side by side, with errors
-  polyquant browse hf://org/model                      # fetches headers only""",
+  polyquant browse hf-folder/ model-q4_k_m.gguf    # side by side
+  polyquant browse hf://org/model                  # fetches headers only""",
 )
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=SOURCE)
 @click.option(

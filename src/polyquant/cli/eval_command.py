@@ -17,6 +17,7 @@ from polyquant.cli.console import (
     progress,
     size,
     table,
+    watcher,
 )
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.source_type import SOURCE
@@ -91,7 +92,7 @@ def eval(
                 ternary_layout=ternary_layout,
                 against_layout=against_layout,
                 tile=tile,
-                on_progress=tell,
+                on_progress=watcher(tell),
             )
     except KeyboardInterrupt:
         say("polyquant: interrupted", err=True)

@@ -6,7 +6,7 @@ import click
 
 from polyquant.calibration.importance import unreached_notice
 from polyquant.calibration.stages import TOKENS, WINDOWS
-from polyquant.cli.console import as_json, json_option, progress, size
+from polyquant.cli.console import as_json, json_option, progress, size, watcher
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import printable
@@ -49,7 +49,7 @@ def importance(src: str, dst: str, calibration: str, windows: int, overwrite: bo
             calibration=calibration,
             windows=windows,
             overwrite=overwrite,
-            on_progress=lambda share: tell(int(100 * share), 100, ""),
+            on_progress=watcher(tell),
         )
     if style == "json":
         unreached = {name: list(experts) for name, experts in done.unreached.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from polyquant.analysis.report.gather import gather
-from polyquant.analysis.report.page import page, refuse_existing
+from polyquant.analysis.report.page import page, refuse_existing, require_packages
 from polyquant.cli.console import progress, size
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say
@@ -45,6 +45,7 @@ def report(
 
     The page is one file that loads nothing else. Needs the extra `report`.
     """
+    require_packages()
     target = Path(output)
     refuse_existing(target, overwrite=overwrite)
     with progress("comparing", "%", 10) as tell:

@@ -23,12 +23,14 @@ objects=()
 for file in "$root"/native/*.cpp "$root"/tests/fuzz/native/*.cpp; do
   [[ $file == */native/bindings* ]] && continue
   name=$(basename "$file" .cpp)
-  [[ $file == */fuzz/native/* ]] && name="fuzz_$name"
+  # Comparisons inside kernels are of loop counters: tracing them takes four fifths of the time and finds no input.
+  coverage=-fno-sanitize-coverage=trace-cmp
+  [[ $file == */fuzz/native/* ]] && name="fuzz_$name" coverage=
   object="$out/$name.o"
   objects+=("$object")
   while (($(jobs -rp | wc -l) >= 2)); do wait -n; done
   # shellcheck disable=SC2086
-  [[ $object -nt $file ]] || clang++ "${flags[@]}" ${sets[$name]:-} -c "$file" -o "$object" &
+  [[ $object -nt $file ]] || clang++ "${flags[@]}" $coverage ${sets[$name]:-} -c "$file" -o "$object" &
 done
 wait
 clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -lpthread -o "$out/kernels"

@@ -1,7 +1,7 @@
-"""Charts as SVG, drawn by Vega-Lite (package vl-convert-python, extra `report`).
+"""Charts as Vega-Lite specifications, and as SVG (package vl-convert-python, extra `report`).
 
 They are drawn when the report is written: the page needs no library, and every mark has its values as a label, which
-the page shows on hover and by keyboard, and screen readers read.
+the page shows on hover and by keyboard, and screen readers read. Colors are CSS variables of the page.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overvie
 from polyquant.errors import UnsupportedError
 from polyquant.tables import decibel
 
-__all__ = ["divergence_bars", "error_map", "histogram_bars", "size_against_error", "type_map"]
+__all__ = ["Spec", "divergence_bars", "draw", "error_map", "histogram_bars", "size_against_error", "svg", "type_map"]
+
+Spec = dict[str, Any]
+"""A Vega-Lite specification; empty if there is nothing to draw."""
+SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 
 _WIDTH = 640
 _TEXT = "var(--text)"
@@ -36,22 +40,32 @@ _LONG = re.compile(r"(\.\d\d)\d+")
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
-def _svg(spec: dict[str, Any]) -> str:
-    """Draw a chart. Raises UnsupportedError without the package."""
+def draw(spec: Spec) -> str:
+    """Draw a chart as SVG as wide as the page; "" for an empty one. Raises UnsupportedError without the package."""
+    if not spec:
+        return ""
+    return re.sub(r'^<svg([^>]*?) width="(\d+)" height="\d+"', r'<svg\1 style="max-width:\2px"', svg(spec), count=1)
+
+
+def svg(spec: Spec) -> str:
+    """Draw a chart as SVG of fixed size. Raises UnsupportedError without the package."""
     try:
         import vl_convert
     except ImportError:
         raise UnsupportedError(
             "reports require the package 'vl-convert-python'", hint="pip install 'polyquant[report]'"
         ) from None
-    full = {"$schema": "https://vega.github.io/schema/vega-lite/v5.json", "config": _CONFIG, **spec}
-    drawn: str = vl_convert.vegalite_to_svg(full, vl_version="5.20")
+    drawn: str = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
     drawn = re.sub(r' (?:d|transform)="[^"]*"', lambda m: _LONG.sub(r"\1", m[0]), drawn)  # hundredths of a pixel
-    drawn = drawn.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "", 1)
-    return re.sub(r'^<svg([^>]*?) width="(\d+)" height="\d+"', r'<svg\1 style="max-width:\2px"', drawn, count=1)
+    return drawn.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "", 1)
 
 
-def size_against_error(report: Overview) -> str:
+def _chart(spec: Spec) -> Spec:
+    """The specification with its schema and the configuration of all charts."""
+    return {"$schema": SCHEMA, "config": _CONFIG, **spec}
+
+
+def size_against_error(report: Overview) -> Spec:
     """Size against error, or against divergence if that was measured: a point for each candidate."""
     measured = diverging(report.candidates)
     largest = max(c.inspection.nbytes for c in report.candidates)
@@ -79,7 +93,7 @@ def size_against_error(report: Overview) -> str:
         "scale": {"domain": ["efficient", "beaten by another"], "range": [_COLORS[0], "#8b93a1"]},
         "legend": {"orient": "top"},
     }  # fmt: skip
-    return _svg(
+    return _chart(
         {
             "width": _WIDTH, "height": 320, "data": {"values": rows},
             "transform": [{"calculate": label, "as": "label"}],
@@ -136,14 +150,14 @@ def _cells(candidate: Candidate) -> tuple[list[dict[str, Any]], list[str]]:
     return list(cells.values()), list(dict.fromkeys(kind for _, kind in cells))
 
 
-def _grid(cells: Sequence[dict[str, Any]], kinds: Sequence[str], color: dict[str, Any]) -> str:
+def _grid(cells: Sequence[dict[str, Any]], kinds: Sequence[str], color: dict[str, Any]) -> Spec:
     layers = 1 + max(cell["layer"] for cell in cells)
     x = {
         "field": "layer", "type": "ordinal", "title": "layer", "scale": {"domain": list(range(layers))},
         "axis": {"labelAngle": 0, "labelOverlap": True, "ticks": False},
     }  # fmt: skip
     y = {"field": "kind", "type": "nominal", "sort": list(kinds), "title": None, "axis": {"ticks": False}}
-    return _svg(
+    return _chart(
         {
             "width": _WIDTH, "height": {"step": 22}, "data": {"values": list(cells)},
             "mark": {"type": "rect", "stroke": "var(--paper)", "strokeWidth": 1},
@@ -152,11 +166,11 @@ def _grid(cells: Sequence[dict[str, Any]], kinds: Sequence[str], color: dict[str
     )  # fmt: skip
 
 
-def type_map(candidate: Candidate) -> str:
-    """Layers by kind of matrix, colored by codec; "" if no tensor has a layer number."""
+def type_map(candidate: Candidate) -> Spec:
+    """Layers by kind of matrix, colored by codec; empty if no tensor has a layer number."""
     cells, kinds = _cells(candidate)
     if not cells:
-        return ""
+        return {}
     codecs = list(dict.fromkeys(cell["codec"] for cell in cells))
     rows = [
         {
@@ -172,8 +186,8 @@ def type_map(candidate: Candidate) -> str:
     })  # fmt: skip
 
 
-def error_map(candidate: Candidate) -> str:
-    """Layers by kind of matrix, colored by signal-to-noise ratio; "" if nothing in the layers lost anything."""
+def error_map(candidate: Candidate) -> Spec:
+    """Layers by kind of matrix, colored by signal-to-noise ratio; empty if nothing in the layers lost anything."""
     cells, kinds = _cells(candidate)
     rows = [
         {
@@ -185,7 +199,7 @@ def error_map(candidate: Candidate) -> str:
         if cell.get("error") is not None
     ]  # fmt: skip
     if not any(row["snr"] is not None for row in rows):
-        return ""
+        return {}
     return _grid(rows, kinds, {
         "field": "snr", "type": "quantitative", "title": "SNR, dB", "scale": {**_PALETTE, "zero": False},
         "legend": {"orient": "top", "gradientLength": 200},
@@ -193,9 +207,9 @@ def error_map(candidate: Candidate) -> str:
     })  # fmt: skip
 
 
-def histogram_bars(histograms: Sequence[Histogram]) -> str:
+def histogram_bars(histograms: Sequence[Histogram]) -> Spec:
     """Weights of the reference as bars, those of the candidate as a line over them; one chart for each tensor."""
-    return _svg({"columns": 2, "spacing": 28, "concat": [_histogram(h) for h in histograms]})
+    return _chart({"columns": 2, "spacing": 28, "concat": [_histogram(h) for h in histograms]})
 
 
 def _histogram(histogram: Histogram) -> dict[str, Any]:
@@ -220,10 +234,10 @@ def _histogram(histogram: Histogram) -> dict[str, Any]:
         "width": 270, "height": 100, "data": {"values": rows},
         "layer": [
             {
-                "mark": {"type": "bar", "color": "#9db8ea", "binSpacing": 0},
+                "mark": {"type": "rect", "color": "#9db8ea"},  # drawn three times as fast as bars of binned values
                 "encoding": {
-                    "x": {**x, "bin": {"binned": True, "step": step}}, "x2": {"field": "to"},
-                    "y": {**y, "field": "reference"}, "description": {"field": "label", "type": "nominal"},
+                    "x": x, "x2": {"field": "to"}, "y": {**y, "field": "reference"}, "y2": {"datum": 0},
+                    "description": {"field": "label", "type": "nominal"},
                 },
             },
             {
@@ -234,11 +248,11 @@ def _histogram(histogram: Histogram) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def divergence_bars(candidate: Candidate) -> str:
-    """The error of each layer's output, on the reference's input; "" if it was not measured."""
+def divergence_bars(candidate: Candidate) -> Spec:
+    """The error of each layer's output, on the reference's input; empty if it was not measured."""
     found = None if candidate.evaluation is None else candidate.evaluation.divergence
     if found is None or not found.layers:
-        return ""
+        return {}
     rows = [
         {
             "part": layer.name, "error": layer.alone,
@@ -254,7 +268,7 @@ def divergence_bars(candidate: Candidate) -> str:
         "axis": {"labelAngle": -60, "labelOverlap": True},
     }
     y = {"field": "error", "type": "quantitative", "title": "relative error of the output"}
-    return _svg(
+    return _chart(
         {
             "width": _WIDTH, "height": 180, "data": {"values": rows}, "mark": {"type": "bar", "color": _COLORS[0]},
             "encoding": {"x": x, "y": y, "description": {"field": "label", "type": "nominal"}},

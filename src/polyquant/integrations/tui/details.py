@@ -37,21 +37,33 @@ def facts(listing: Listing, line: Line, width: int, parts: Sequence[str] = (), *
         for e in some:
             kinds[e.codec or e.b_codec] = kinds.get(e.codec or e.b_codec, 0) + 1
         listed = ", ".join(f"{codec} ({n:,})" for codec, n in sorted(kinds.items(), key=lambda item: -item[1])[:6])
-        return [*name, *wrap(" · ".join(sums), width), *wrap(listed, width)]
+        return [*name, *_items("", sums, width), *wrap(listed, width)]
     entry = some[0]
     out = name[:2] if brief else name
     if not entry.alone:
         share = f"{entry.nbytes / max(1, listing.nbytes):.2%} of all tensors"
         words = _stored(entry.shape, entry.codec, entry.nbytes, brief) + ([] if brief else [share])
-        out += wrap(("A: " if listing.two else "") + " · ".join(words), width)
+        out += _items("A: " if listing.two else "", words, width)
     if entry.b_shape is not None:
-        out += wrap("B: " + " · ".join(_stored(entry.b_shape, entry.b_codec, entry.b_nbytes, brief)), width)
+        out += _items("B: ", _stored(entry.b_shape, entry.b_codec, entry.b_nbytes, brief), width)
     if entry.name in listing.errors:
         found = listing.errors[entry.name]
         words = [f"SNR {decibel(found.snr)}", f"cosine {found.cosine:.6f}", f"largest error {found.worst:.4g}"]
         words += [] if found.equal_codes is None else [f"equal codes {found.equal_codes:.2%}"]
-        out += wrap("error of B: " + " · ".join(words[:2] if brief else words), width)
+        out += _items("B - A: ", words[:2] if brief else words, width)
     return out if brief else out + [line for part in parts[:3] for line in wrap(f"part {printable(part)}", width)]
+
+
+def _items(label: str, words: Sequence[str], width: int) -> list[str]:
+    """Join words by dots in lines that break only between words; the first line starts with a label."""
+    lines = [label + words[0]]
+    for word in words[1:]:
+        longer = f"{lines[-1]} · {word}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(" " * len(label) + word)
+    return lines
 
 
 def _stored(shape: Sequence[int], codec: str, nbytes: int, brief: bool) -> list[str]:

@@ -70,21 +70,21 @@ class Rows(ScrollView):
     def reload(self, cursor: int | None = None) -> None:
         """The source changed."""
         self.cursor = max(0, min(self.cursor if cursor is None else cursor, self.source.count() - 1))
-        self.virtual_size = Size(self.size.width, self.source.count() + 1)
+        self.virtual_size = Size(self._width, self.source.count() + 1)
         self._follow()
         self.refresh()
         self.post_message(self.Moved(self, self.cursor))
 
     def on_resize(self, event: events.Resize) -> None:
         """Compute the widths again."""
-        self.virtual_size = Size(event.size.width, self.source.count() + 1)
+        self.virtual_size = Size(self._width, self.source.count() + 1)
         self._follow()
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
         """Draw one line of the screen; the first is the head."""
-        width = self.size.width
-        if y == 0 or not self._heads:
+        width = self._width
+        if y == 0 or sum(n for _, n, _ in self._heads) > width:
             self._heads = self.source.heads(width)
         if y == 0:
             titles = [title for title, _, _ in self._heads]
@@ -98,6 +98,12 @@ class Rows(ScrollView):
             style += self.get_component_rich_style("rows--cursor", partial=True)
         return self._strip(self.source.cells(index), style)
 
+    @property
+    def _width(self) -> int:
+        """The width without the scroll bar."""
+        width: int = self.scrollable_content_region.width
+        return width
+
     def _strip(self, cells: Sequence[str], style: Style) -> Strip:
         pieces = []
         for text, (_, width, right) in zip(cells, self._heads, strict=True):
@@ -110,7 +116,7 @@ class Rows(ScrollView):
                 else text
             )
             pieces.append(set_cell_size(shown, width))
-        return Strip([Segment("  ".join(pieces), style)]).adjust_cell_length(self.size.width, style)
+        return Strip([Segment("  ".join(pieces), style)]).adjust_cell_length(self._width, style)
 
     def _follow(self) -> None:
         """Scroll so that the cursor is visible, below the head."""

@@ -63,8 +63,11 @@ class _Lines:
 class Details(Widget):
     """The panel: facts, statistics, and a histogram."""
 
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"details--bars"}
+
     DEFAULT_CSS = """
     Details { height: 9; border-top: solid $panel-lighten-2; padding: 0 1; }
+    Details .details--bars { color: $accent; }
     """
 
     def __init__(self, owner: Tensors) -> None:
@@ -99,7 +102,9 @@ class Details(Widget):
             lines += [""] * (len(pictures) - len(lines))
             pictures += [""] * (len(lines) - len(pictures))
             lines = [f"{text[:left]:{left}}  {picture}" for text, picture in zip(lines, pictures, strict=True)]
-        return Text("\n".join(lines[:height]), no_wrap=True, overflow="ellipsis")
+        drawn = Text("\n".join(lines[:height]), no_wrap=True, overflow="ellipsis")
+        drawn.highlight_regex("[▁▂▃▄▅▆▇█]+", self.get_component_rich_style("details--bars", partial=True))
+        return drawn
 
 
 class Tensors(Pane):

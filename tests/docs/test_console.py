@@ -15,6 +15,7 @@ NOT_RUN = {
     "docs/browse.md": 1,  # needs a terminal
     "docs/cli.md": 3,  # a model of 70,000 tensors, a conversation, a terminal
     "docs/evaluate.md": 2,  # lm-eval downloads its tasks
+    "docs/install.md": 1,  # needs a container engine
     "docs/plugins.md": 1,  # installs a package
     "docs/remote.md": 3,  # servers
     "docs/scale.md": 3,  # a model of 70,000 tensors, several machines, clusters

@@ -68,9 +68,9 @@ def test_every_command_has_a_section():
     assert set(re.findall(r"^## (\w+)$", page, re.M)) == set(COMMANDS)
 
 
-PAGES = sorted((*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")))
 IN_THE_SITE_ONLY = "generated/"
 """Pages that scripts/site_pages.py writes while the site is built."""
+PAGES = [p for p in (*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")) if "generated" not in p.parts]
 
 
 def anchors(page):
@@ -78,6 +78,19 @@ def anchors(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     plain = (re.sub(r"[^\w\s-]", "", h.strip().lower()) for h in re.findall(r"^#+ (.*)$", text, re.M))
     return {re.sub(r"\s", "-", h) for h in plain}
+
+
+def test_every_page_is_in_the_contents():
+    """Of the site: by index.md, or by the README of its folder (docs/conf.py). And of the files: by docs/README.md."""
+    contents = (DOCS / "index.md").read_text(encoding="utf-8").splitlines()
+    pages = {page.relative_to(DOCS) for page in PAGES if page.is_relative_to(DOCS)} - {
+        Path("index.md"),
+        Path("README.md"),
+    }
+    listed = {page for page in pages if page.with_suffix("").as_posix() in contents}
+    assert {page for page in pages - listed if (page.parent / "README.md") not in listed} == set()
+    linked = re.findall(r"\]\(([^)#:]+)", (DOCS / "README.md").read_text(encoding="utf-8"))
+    assert {page.as_posix() for page in listed} <= set(linked)
 
 
 def test_links_resolve():

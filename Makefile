@@ -4,11 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-<<<<<<< HEAD
-.PHONY: demo test lint bench wheel check-slow check-sanitized check-order fuzz fuzz-native native clean
-=======
-.PHONY: demo test lint bench check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
->>>>>>> main
+.PHONY: demo test lint bench wheel check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

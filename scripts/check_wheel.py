@@ -36,7 +36,7 @@ def run(*command: str, folder: str) -> subprocess.CompletedProcess[str]:
 
 
 def faults(folder: str, *, pure: bool, types: bool) -> Iterator[str]:
-    """Yield what is wrong with the installed package. folder: an empty folder."""
+    """Yield the faults of the installed package. folder: an empty folder."""
     program = Path(sys.executable).with_name("polyquant")
     distribution = importlib.metadata.distribution("polyquant")
     package = Path(str(distribution.locate_file("polyquant")))

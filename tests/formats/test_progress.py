@@ -14,7 +14,7 @@ from polyquant.formats.steps import Progress
 SOURCE = VECTORS / "models/tiny-llama-untied/hf"
 LONG = (
     "certify", "checksum", "compare", "convert", "evaluate", "importance", "merge", "plan", "quantize", "repair",
-    "save", "validate",
+    "report", "save", "validate",
 )  # fmt: skip
 
 
@@ -53,6 +53,7 @@ def calls(folder):
     yield "validate", lambda **o: pq.validate(small, **o)
     yield "evaluate", lambda **o: pq.evaluate(small, text=text, context=32, tokens=100, **o)
     yield "importance", lambda **o: pq.importance(SOURCE, folder / "i.gguf", calibration=text, windows=1, **o)
+    yield "report", lambda **o: pq.report(small, against=SOURCE, **o)
     yield "repair", lambda **o: pq.repair(folder / "w8a16", folder / "repaired", dialect="ascendv1", **o)
     yield "save", lambda **o: pq.save(dict(pq.open(small)), folder / "copy.gguf", **o)
 

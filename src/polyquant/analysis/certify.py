@@ -39,7 +39,7 @@ from polyquant.types import Checkpoint
 __all__ = ["Certificate", "CertifiedFiles", "certify", "refuse_output"]
 
 VERSION = 1
-"""Of the certificate's JSON; entries may be added within a version."""
+"""Version of the certificate's JSON; entries may be added within a version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class CertifiedFiles:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Certificate:
-    """What was compared, and the findings. certified: True if there is nothing but notes."""
+    """The compared files and tensors, and the findings. certified: True if all findings are notes."""
 
     source: CertifiedFiles
     target: CertifiedFiles
@@ -98,7 +98,7 @@ class Certificate:
 
     @property
     def summary(self) -> str:
-        """What was compared, in one line: parts joined by a semicolon."""
+        """The result in one line: parts joined by a semicolon."""
         counts: dict[str, int] = {}
         for t in self.tensors:
             counts[t.verdict] = counts.get(t.verdict, 0) + 1

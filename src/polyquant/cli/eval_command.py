@@ -20,6 +20,7 @@ from polyquant.cli.console import (
     watcher,
 )
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import printable
@@ -78,6 +79,7 @@ def eval(
     """Measure perplexity on an evaluation text; with --against also KL divergence, agreement and the error of every
     layer.
     """
+    note_slow_engine()
     try:
         with progress("evaluating", "tokens/s", 1) as tell:
             result = evaluate(

@@ -16,6 +16,7 @@ from polyquant.cli.console import activations_option, as_json, cache_option, jso
 from polyquant.cli.conversation import Conversation
 from polyquant.cli.grouped import SPEED, GroupedCommand, GroupedOption
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some, stream
 from polyquant.errors import InputError, printable
@@ -152,6 +153,7 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     if schema_file is not None:
         schema = strict_json.typed(strict_json.read(Path(schema_file)), dict, "the schema", file=schema_file)
     text = None if talk else prompt if prompt is not None else _read(file)
+    note_slow_engine()
     began = perf_counter()
     model = load(path, **how)
     templates = model.tokenizer.templates

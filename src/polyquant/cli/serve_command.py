@@ -112,6 +112,7 @@ def serve(
             f"the server needs the package '{(missing.name or '').partition('.')[0]}'",
             hint="pip install 'polyquant[serve]'",
         ) from None
+    from polyquant.cli.slow_engine import note_slow_engine  # imports numpy, as the model does
     from polyquant.runtime.load import load
     from polyquant.runtime.memory import default_memory
 
@@ -121,6 +122,7 @@ def serve(
         raise click.UsageError("--log-prompts needs --log")
     paths = _paths(path, name, more)
     address = bind(host, port)  # before the models are loaded, so that a port in use fails fast
+    note_slow_engine()
     with ExitStack() as files:
         recorded = None if log is None else _log(log, log_prompts, files)
         models = {

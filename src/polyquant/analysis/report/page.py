@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from polyquant.analysis.report.gather import Candidate, Overview, action_of
 from polyquant.errors import PlanError, UnsupportedError, escaped
 from polyquant.tables import decibel, size
 
-__all__ = ["page", "refuse_existing"]
+__all__ = ["page", "refuse_existing", "require_packages"]
 
 _MADE = '<meta name="generator" content="polyquant">'
 _ROWS = 400
@@ -46,12 +47,18 @@ def _start(target: Path) -> str:
         return file.read(2000)
 
 
+def require_packages() -> None:
+    """Raise UnsupportedError without the packages of the extra `report`: ask before long work."""
+    for name, package in (("jinja2", "jinja2"), ("vl_convert", "vl-convert-python")):
+        if find_spec(name) is None:
+            raise UnsupportedError(f"reports require the package '{package}'", hint="pip install 'polyquant[report]'")
+
+
 def page(report: Overview) -> str:
     """Return the page. Raises UnsupportedError without the packages of the extra `report`."""
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError:
-        raise UnsupportedError("reports require the package 'jinja2'", hint="pip install 'polyquant[report]'") from None
+    require_packages()
+    from jinja2 import Environment, StrictUndefined
+
     from polyquant import __version__
 
     parts = files(__package__)

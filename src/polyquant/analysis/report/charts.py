@@ -113,7 +113,7 @@ def size_against_error(report: Overview) -> Spec:
                 *(
                     {
                         "transform": [{"filter": f"datum.side == '{side}'"}],
-                        "mark": {"type": "text", **where, "aria": False, "limit": 180},
+                        "mark": where | {"type": "text", "aria": False, "limit": 180},
                         "encoding": {"text": {"field": "model"}},
                     }
                     for side, where in _SIDES.items()

@@ -1,0 +1,135 @@
+"""One step of a sweep in a process of its own: convert, evaluate the source, or measure a model.
+
+The request is one line of JSON on stdin; stdout gets lines of JSON: progress, then the result or the error. The process
+ends when stdin is closed, so that it never survives the sweep that started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any, TextIO
+
+from polyquant.errors import PolyquantError
+
+__all__ = ["main"]
+
+_EVERY = 0.2
+"""Seconds between lines of progress."""
+
+
+class _Speaker:
+    """Writes lines of JSON to the sweep."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out, self._next = out, 0.0
+
+    def say(self, **values: Any) -> None:
+        """Write one line."""
+        self._out.write(json.dumps(values) + "\n")
+        self._out.flush()
+
+    def tell(self, what: str) -> Callable[..., None]:
+        """A progress callback with (done, total)."""
+
+        def tell(done: int, total: int, *_: object) -> None:
+            if monotonic() >= self._next:
+                self._next = monotonic() + _EVERY
+                self.say(progress=[what, done, total])
+
+        return tell
+
+
+def _convert(request: Mapping[str, Any], speaker: _Speaker) -> dict[str, Any]:
+    from polyquant.conversion.convert import convert, plan
+    from polyquant.formats.steps import Progress
+
+    options = dict(request["options"])
+    start = perf_counter()
+    made = plan(
+        request["source"], options.pop("to"), on_tensor=speaker.tell("measuring"), measured=request["damage"], **options
+    )
+    converting = speaker.tell("converting")
+
+    def watch(progress: Progress) -> None:
+        converting(progress.done, progress.total)
+
+    report = convert(
+        made, request["path"], overwrite=request["overwrite"], threads=request["threads"], on_progress=watch
+    )
+    return {
+        "seconds": perf_counter() - start,
+        "damage": dict(made.measured),
+        "nbytes": sum(s.nbytes for s in report.steps),
+        "steps": [s.to_json() for s in report.steps],
+    }
+
+
+def _source(request: Mapping[str, Any], speaker: _Speaker) -> dict[str, Any]:
+    from polyquant.analysis.speed import measure_speed
+    from polyquant.analysis.sweep.scores import Request, evaluate_source
+
+    text = Request(**request["request"])
+    speed = measure_speed(request["path"], text.text, request["threads"])
+    evaluation, stored = evaluate_source(
+        request["path"], text, Path(request["folder"]), request["room"], request["threads"], speaker.tell("evaluating")
+    )
+    return {"measurement": _measured(request["path"], evaluation, speed), "stored": stored.to_json()}
+
+
+def _measure(request: Mapping[str, Any], speaker: _Speaker) -> dict[str, Any]:
+    from polyquant.analysis.speed import measure_speed
+    from polyquant.analysis.sweep.scores import Request, Stored, evaluate_against
+
+    text = Request(**request["request"])
+    speed = measure_speed(request["path"], text.text, request["threads"])
+    evaluation = evaluate_against(
+        request["path"], request["source"], text, Stored.from_json(request["stored"]), Path(request["folder"]),
+        request["threads"], speaker.tell("evaluating"),
+    )  # fmt: skip
+    return {"measurement": _measured(request["path"], evaluation, speed)}
+
+
+def _measured(path: str, evaluation: Any, speed: Any) -> dict[str, Any]:
+    from polyquant.analysis.inspect import inspect
+    from polyquant.analysis.sweep.results import Measurement
+    from polyquant.analysis.validate import validate
+
+    seen = inspect(path)
+    findings = validate(path, headers=True)
+    return Measurement(seen.format, seen.architecture, seen.weights, evaluation, speed, findings).to_json()
+
+
+_TASKS = {"convert": _convert, "source": _source, "measure": _measure}
+
+
+def _end_with_parent() -> None:
+    """End this process when stdin is closed."""
+    while sys.stdin.buffer.read1(1 << 12):
+        pass
+    os._exit(1)
+
+
+def main() -> None:
+    """Read the request, do the task, write the result."""
+    request = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    speaker = _Speaker(sys.stdout)
+    sys.stdout = sys.stderr  # a library that prints must not disturb the protocol
+    try:
+        result = _TASKS[request["task"]](request, speaker)
+    except PolyquantError as problem:
+        speaker.say(error=str(problem), final=True)
+    except OSError as problem:
+        speaker.say(error=f"{problem.strerror or problem}", final=False)
+    else:
+        speaker.say(result=result)
+
+
+if __name__ == "__main__":
+    main()

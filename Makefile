@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench check-slow check-sanitized check-order fuzz fuzz-native native clean
+.PHONY: demo test lint bench check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +23,11 @@ check-slow: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[lm-eval,transformers]'
 	$(BIN)/python -m pytest -n auto -m 'slow or not slow'
 	$(MAKE) check-sanitized
+
+# The pages in headless Chromium, which must be installed (Debian: apt-get install chromium).
+check-browser: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet 'polyquant[browser]'
+	$(BIN)/python -m pytest tests/browser
 
 # The suite under address and undefined-behaviour sanitizers, folder by folder; needs g++ on Linux. tests/unsanitized.py
 # lists the tests that cannot run so. The libraries of the sanitizers must be loaded first, and libstdc++, so that they

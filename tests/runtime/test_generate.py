@@ -11,6 +11,7 @@ from polyquant.analysis.demo import demo_model
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops import native
 from polyquant.runtime.generate import generate
+from polyquant.runtime.sampling import Sampling
 
 PROMPT = "And it came to pass"
 IDS = (0, 298, 356, 474, 292, 603)
@@ -274,3 +275,16 @@ def test_thread_count_is_global_and_does_not_change_tokens(engine):
 
 def test_sampling_is_off_by_default(llama):
     assert ids(generate(llama, PROMPT, max_tokens=3)) == GREEDY[:3]
+
+
+def test_the_most_likely_tokens_are_reported():
+    answer = generate(polyquant.load(demo_model("llama")), "In the", max_tokens=4, top=3)
+    for token in answer:
+        (first, logprob), *_ = token.top
+        assert (first, round(logprob, 4)) == (token.id, round(token.logprob, 4)) and len(token.top) == 3
+
+
+def test_a_bias_outside_the_vocabulary_is_an_error():
+    model = polyquant.load(demo_model("llama"))
+    with pytest.raises(InputError, match="outside the vocabulary"):
+        generate(model, "In the", sampling=Sampling(logit_bias={model.vocab: 1.0}))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyquant.errors import InputError
-from polyquant.runtime.sampling import Sampler, Sampling, log_probability
+from polyquant.runtime.sampling import Sampler, Sampling, log_probabilities, log_probability
 
 
 def logits_of(seed: int, size: int, spread: float = 3.0) -> np.ndarray:
@@ -142,3 +142,62 @@ def test_log_probability_ignores_sampling():
     logits = logits_of(1, 200)
     exact = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum())
     assert all(abs(log_probability(logits, i) - exact[i]) < 1e-5 for i in (0, 100, int(logits.argmax())))
+
+
+def test_frequency_and_presence_penalties_count_the_chosen_tokens():
+    logits = np.array([3.0, 2.4, 2.0, -1.0], np.float32)
+
+    def picks(**options):
+        sampler = Sampler(Sampling(**options))
+        return [sampler.pick(logits, [0, 0, 0]) for _ in range(5)]
+
+    assert picks() == [0] * 5  # tokens of the prompt are not counted
+    assert picks(presence_penalty=0.7) == [0, 1, 0, 0, 0]
+    assert picks(frequency_penalty=0.7) == [0, 1, 0, 2, 1]
+    assert picks(presence_penalty=-1.0) == [0] * 5
+    assert logits.tolist() == [3.0, 2.4000000953674316, 2.0, -1.0]
+
+
+def test_biases_are_added_to_logits():
+    logits = np.array([3.0, 2.4, 2.0, -1.0], np.float32)
+    assert drawn(logits, 2, logit_bias={3: 5.0}) == [3, 3]
+    assert drawn(logits, 2, logit_bias={0: -100.0, 2: 0.5}) == [2, 2]
+    assert set(drawn(logits, 50, temperature=1.0, logit_bias={0: -100.0, 1: -100.0})) == {2, 3}
+
+
+class Even:
+    """Allows even tokens only."""
+
+    def __init__(self):
+        self.accepted = []
+
+    def allowed(self):
+        return np.arange(1000) % 2 == 0
+
+    def accept(self, token):
+        self.accepted.append(token)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 2.0}, {"temperature": 2.0, "top_k": 7, "top_p": 0.9}], ids=str)
+def test_constraints_exclude_tokens(options):
+    even = Even()
+    sampler = Sampler(Sampling(seed=2, **options), even)
+    picks = [sampler.pick(logits_of(i, 1000), []) for i in range(20)]
+    assert picks == even.accepted and not any(p % 2 for p in picks)
+    with pytest.raises(InputError, match="not finite"):
+        sampler.pick(np.full(1000, np.nan, np.float32), [])
+
+
+@pytest.mark.parametrize("bias", [{-1: 1.0}, {"5": 1.0}, {5: math.nan}, {5: "x"}], ids=str)
+def test_invalid_biases(bias):
+    with pytest.raises(InputError, match="logit_bias is out of range"):
+        Sampling(logit_bias=bias)
+
+
+def test_log_probabilities_are_those_of_the_most_likely_tokens():
+    logits = logits_of(4, 3000)
+    found = log_probabilities(logits, 5)
+    order = np.argsort(-logits, kind="stable")[:5]
+    assert [i for i, _ in found] == order.tolist()
+    np.testing.assert_allclose([p for _, p in found], [log_probability(logits, int(i)) for i in order])
+    assert len(log_probabilities(logits[:3], 5)) == 3

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.runtime.sampling import Sampler, Sampling, log_probability
+from polyquant.runtime.sampling import Constraint, Sampler, Sampling, log_probabilities, log_probability
 from polyquant.runtime.session import Session
 from polyquant.tokenizers.tokenizer import TextStream, Tokenizer
 from polyquant.types import F32
@@ -53,11 +53,13 @@ class Token:
 
     text: the characters that it completes; empty within a multi-byte character or a possible stop string. The joined
     `text` of all tokens is the answer. logprob: natural, of the model itself (before temperature and sampling cuts).
+    top: the most likely tokens as (id, logprob), if requested.
     """
 
     id: int
     text: str
     logprob: float
+    top: Sequence[tuple[int, float]] = ()
 
 
 class Generation:
@@ -75,13 +77,15 @@ class Generation:
         limit: int | None,
         ends: frozenset[int],
         text: _Text,
+        top: int = 0,
     ) -> None:
         self.session, self.prompt = session, tuple(prompt)
         self.prompt_tokens, self.generated = len(prompt), 0
         self.finish: Finish | None = None
         self.prompt_seconds = self.seconds = 0.0
         self.reused = 0
-        self._sampler, self._ends, self._text = sampler, ends, text
+        self._sampler, self._ends, self._text, self._top = sampler, ends, text, top
+        self._history = list(prompt)
         self._room = session.context - len(prompt) + 1  # the last token is not fed
         self._limit = self._room if limit is None else min(limit, self._room)
         self._tokens = self._run()
@@ -106,27 +110,32 @@ class Generation:
 
     def _run(self) -> Iterator[Token]:
         logits = self._start()
-        history = list(self.prompt)
-        while self.finish is None:
-            token = self._sampler.pick(logits, history)
-            logprob = log_probability(logits, token)
-            history.append(token)
-            self.generated += 1
-            if token in self._ends:
-                self.finish, text = "stop", self._text.finish()
-            else:
-                text = self._text.push(token)
+        while True:
+            token = self.choose(logits)
+            yield token
+            if self.finish is not None:
+                return
+            began = perf_counter()
+            logits = self.session.feed([token.id])
+            self.seconds += perf_counter() - began
+
+    def choose(self, logits: F32) -> Token:
+        """Return the next token, sampled from logits [vocab]; sets `finish` at the end of the answer."""
+        token = self._sampler.pick(logits, self._history)
+        self._history.append(token)
+        self.generated += 1
+        if token in self._ends:
+            self.finish, text = "stop", self._text.finish()
+        else:
+            text = self._text.push(token)
+            if self._text.stopped:
+                self.finish = "stop"
+            elif self.generated >= self._limit:
+                self.finish, text = "length", text + self._text.finish()
                 if self._text.stopped:
                     self.finish = "stop"
-                elif self.generated >= self._limit:
-                    self.finish, text = "length", text + self._text.finish()
-                    if self._text.stopped:
-                        self.finish = "stop"
-            yield Token(token, text, logprob)
-            if self.finish is None:
-                began = perf_counter()
-                logits = self.session.feed([token])
-                self.seconds += perf_counter() - began
+        top = log_probabilities(logits, self._top) if self._top else ()
+        return Token(token, text, log_probability(logits, token), top)
 
     def _start(self) -> F32:
         """Return the logits after the prompt; tokens that the session has already processed are not run again."""
@@ -184,11 +193,14 @@ def generate(
     stop: str | Sequence[str] = (),
     session: Session | None = None,
     add_special: bool = True,
+    constraint: Constraint | None = None,
+    top: int = 0,
 ) -> Generation:
     """Generate from a prompt: a string, or token ids, which are used unchanged.
 
     max_tokens: None for until the context is full. session: continues this one; its common prefix with the prompt is
-    not run again. add_special: add BOS and EOS to a string as the tokenizer specifies.
+    not run again. add_special: add BOS and EOS to a string as the tokenizer specifies. constraint: restricts the
+    answer, such as to a grammar. top: number of most likely tokens to report with each token.
 
     Token ids need no tokenizer; without one the tokens have no text. Raises InputError, UnsupportedError, before any
     work.
@@ -202,7 +214,15 @@ def generate(
     tokenizer = _tokenizer(model, needed=isinstance(prompt, str) or bool(stops))
     text = _Text(tokenizer.stream() if tokenizer is not None else None, stops)
     ends = tokenizer.ends if tokenizer is not None else frozenset()
-    return Generation(session or model.session(), ids, Sampler(sampling or Sampling()), max_tokens, ends, text)
+    sampler = Sampler(_within(sampling or Sampling(), model.vocab), constraint)
+    return Generation(session or model.session(), ids, sampler, max_tokens, ends, text, top)
+
+
+def _within(sampling: Sampling, vocab: int) -> Sampling:
+    """Return the parameters, unless they bias a token outside the vocabulary."""
+    if sampling.logit_bias and (last := max(sampling.logit_bias)) >= vocab:
+        raise InputError("logit_bias has a token outside the vocabulary", expected=f"0 to {vocab - 1}", found=last)
+    return sampling
 
 
 def _tokenizer(model: Generator, *, needed: bool) -> Tokenizer | None:

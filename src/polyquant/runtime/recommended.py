@@ -45,7 +45,7 @@ def _checked(values_in_file: Mapping[str, Any], origin: str) -> Recommended:
     """Return the valid values, and a note for each invalid one."""
     values, notes = {}, []
     for name, raw in values_in_file.items():
-        value = int(raw) if name in _INTEGERS and isinstance(raw, float) and raw.is_integer() else raw
+        value: Any = int(raw) if name in _INTEGERS and isinstance(raw, float) and raw.is_integer() else raw
         if value == -1 and name in _INTEGERS:  # "off" for top_k, "all" for the window
             value = ALL_TOKENS if name == "repetition_window" else 0
         try:

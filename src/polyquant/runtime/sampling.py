@@ -1,19 +1,24 @@
 """Sample the next token from logits.
 
-The order is: repetition penalty, top-k, top-p, min-p, temperature, draw. transformers and llama.cpp agree, except on
-the temperature, where we follow llama.cpp: the cuts use the model's own probabilities, so a high temperature admits no
-additional tokens. Temperature 0 selects the most likely token; among equal ones, the lowest id.
+The order is: penalties and biases, constraint, top-k, top-p, min-p, temperature, draw. transformers and llama.cpp
+agree, except on the temperature, where we follow llama.cpp: the cuts use the model's own probabilities, so a high
+temperature admits no additional tokens. Temperature 0 selects the most likely token; among equal ones, the lowest id.
 
 top-k keeps the k most likely tokens; top-p the fewest of those whose probabilities (among the tokens left by top-k)
 reach p; min-p those at least min_p times as likely as the most likely one. Each keeps a prefix of the tokens sorted by
 logit, so only that prefix is ever sorted.
+
+The frequency and presence penalties are OpenAI's: they subtract from the logits of tokens that this sampler has
+chosen, the first in proportion to their count. Biases are added to the logits of single tokens. A constraint (such as
+a grammar) excludes tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +26,7 @@ from numpy.typing import NDArray
 from polyquant.errors import InputError
 from polyquant.types import F32
 
-__all__ = ["Sampler", "Sampling", "log_probability"]
+__all__ = ["Constraint", "Sampler", "Sampling", "log_probabilities", "log_probability"]
 
 _STRIP = 256  # logits per strip, represented by its maximum or sum
 _FEW = 256  # tokens that usually contain the nucleus
@@ -33,7 +38,9 @@ class Sampling:
     """Sampling parameters.
 
     temperature 0: greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1: off. repetition_window: number of recent
-    tokens that are penalized. seed None: a random seed. Raises InputError for values out of range.
+    tokens that are penalized. seed None: a random seed. frequency_penalty, presence_penalty: subtracted from the logits
+    of chosen tokens, the first once per occurrence. logit_bias: token id -> added to its logit. Raises InputError for
+    values out of range.
     """
 
     temperature: float = 0.0
@@ -43,6 +50,9 @@ class Sampling:
     repetition_penalty: float = 1.0
     repetition_window: int = 64
     seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, math.inf)
@@ -53,6 +63,11 @@ class Sampling:
         _integer("repetition_window", self.repetition_window)
         if self.seed is not None:
             _integer("seed", self.seed)
+        _number("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        _number("presence_penalty", self.presence_penalty, -math.inf, math.inf)
+        for token, bias in self.logit_bias.items():
+            _integer("a token of logit_bias", token)
+            _number("a value of logit_bias", bias, -math.inf, math.inf)
 
 
 def _number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
@@ -60,8 +75,9 @@ def _number(name: str, value: object, low: float, high: float, *, above: bool = 
         isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
     )
     if not good or (above and value == low):
-        span = f"{'above' if above else 'at least'} {low:g}" if math.isinf(high) else f"{low:g} to {high:g}"
-        raise InputError(f"{name} is out of range", expected=f"a number {span}", found=value)
+        span = f" {'above' if above else 'at least'} {low:g}" if math.isinf(high) else f" {low:g} to {high:g}"
+        span = " that is finite" if math.isinf(low) else span
+        raise InputError(f"{name} is out of range", expected=f"a number{span}", found=value)
 
 
 def _integer(name: str, value: object) -> None:
@@ -69,21 +85,56 @@ def _integer(name: str, value: object) -> None:
         raise InputError(f"{name} is out of range", expected="an integer of at least 0", found=value)
 
 
+class Constraint(Protocol):
+    """Restricts the tokens of one sequence (runtime/grammar.py)."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return whether each token [vocab] may come next; at least one may."""
+
+    def accept(self, token: int) -> None:
+        """Advance by the chosen token."""
+
+
 class Sampler:
     """The random choices of one sequence: the generator's state carries over from token to token."""
 
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
+    def __init__(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
+        self.sampling, self.constraint = sampling, constraint
         self._random = np.random.default_rng(sampling.seed)
+        self._counts: dict[int, int] = {}
+        self._counting = sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
 
     def pick(self, logits: F32, history: Sequence[int]) -> int:
         """Choose a token id from logits [vocab]. history: all tokens so far, including the prompt.
 
         Raises InputError for NaN or infinite logits.
         """
+        token = self._pick(self._adjusted(logits, history))
+        if self._counting:
+            self._counts[token] = self._counts.get(token, 0) + 1
+        if self.constraint is not None:
+            self.constraint.accept(token)
+        return token
+
+    def _adjusted(self, logits: F32, history: Sequence[int]) -> F32:
+        """Return the logits after penalties, biases and the constraint."""
         s = self.sampling
         if s.repetition_penalty != 1 and s.repetition_window and history:
             logits = _penalized(logits, history[-s.repetition_window :], s.repetition_penalty)
+        if self._counts:
+            ids = np.fromiter(self._counts, np.int64)
+            counts = np.fromiter(self._counts.values(), np.float32)
+            logits = logits.copy()
+            logits[ids] -= np.float32(s.frequency_penalty) * counts + np.float32(s.presence_penalty)
+        if s.logit_bias:
+            logits = logits.copy()
+            logits[np.fromiter(s.logit_bias, np.int64)] += np.fromiter(s.logit_bias.values(), np.float32)
+        if self.constraint is not None and np.isfinite(logits.max()):
+            logits = np.where(self.constraint.allowed(), logits, np.float32(-np.inf))
+        return logits
+
+    def _pick(self, logits: F32) -> int:
+        s = self.sampling
         best = int(logits.argmax())  # the first NaN, if there is one
         top = float(logits[best])
         if not math.isfinite(top):
@@ -187,3 +238,11 @@ def log_probability(logits: F32, token: int) -> float:
     """Return the log-probability of a token under the model itself: before penalties, cuts and temperature."""
     top = logits.max()
     return float(logits[token] - top) - math.log(float(np.exp(logits - top).sum()))
+
+
+def log_probabilities(logits: F32, count: int) -> list[tuple[int, float]]:
+    """Return the most likely tokens under the model itself, as (id, log-probability), most likely first."""
+    ids = _largest(logits, min(count, len(logits)))
+    top = logits.max()
+    total = math.log(float(np.exp(logits - top).sum()))
+    return [(int(i), float(logits[i] - top) - total) for i in ids]

@@ -130,6 +130,10 @@ class Tokenizer:
         """True for a control token, which decoding omits."""
         return token in self._skipped or token in self._hidden
 
+    def to_json(self) -> str:
+        """Return the tokenizer as a tokenizer.json."""
+        return str(self._core.to_str())
+
     @property
     def size(self) -> int:
         """The number of tokens, including added ones; the embedding may have more rows."""

@@ -9,6 +9,14 @@
     root.dataset.theme = dark ? "light" : "dark";
   });
 
+  const tip = document.getElementById("tip");
+  const place = (x, y) => {
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(x + 12, innerWidth - box.width - 8))}px`;
+    tip.style.top = `${y + 16 + box.height > innerHeight ? y - box.height - 8 : y + 16}px`;
+  };
+
   // Tables: sort by a column, copy one as tab-separated text.
   const value = (row, column) => {
     const cell = row.cells[column];
@@ -48,20 +56,29 @@
     });
   }
 
+  // Numbers: a click copies the exact value.
+  document.addEventListener("click", (event) => {
+    const cell = event.target.closest("td[data-value]");
+    if (!cell || getSelection().toString()) return;
+    copy(cell.dataset.value);
+    tip.textContent = `${cell.dataset.value} copied`;
+    place(event.clientX, event.clientY);
+    setTimeout(() => { tip.hidden = true; }, 1500);
+  });
+
   // Charts: the values of a mark on hover, and with the arrow keys once a chart has the focus.
-  const tip = document.getElementById("tip");
   const show = (mark, x, y) => {
     tip.textContent = mark.getAttribute("aria-label");
-    tip.hidden = false;
-    const box = tip.getBoundingClientRect();
-    tip.style.left = `${Math.max(4, Math.min(x + 12, innerWidth - box.width - 8))}px`;
-    tip.style.top = `${y + 16 + box.height > innerHeight ? y - box.height - 8 : y + 16}px`;
+    place(x, y);
   };
+  const GUIDES = ["axis", "legend", "symbol legend", "gradient legend", "title", "subtitle"];
+  const MARKS = '[role="graphics-symbol"][aria-label]'
+    + GUIDES.map((kind) => `:not([aria-roledescription="${kind}"])`).join("");
   for (const chart of document.querySelectorAll(".chart")) {
-    const marks = [...chart.querySelectorAll('[role="graphics-symbol"][aria-label]')];
+    const marks = [...chart.querySelectorAll(MARKS)];
     let at = -1;
     chart.addEventListener("pointermove", (event) => {
-      const mark = event.target.closest('[role="graphics-symbol"][aria-label]');
+      const mark = event.target.closest(MARKS);
       if (mark) show(mark, event.clientX, event.clientY);
       else tip.hidden = true;
     });

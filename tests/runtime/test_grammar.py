@@ -1,0 +1,97 @@
+"""JSON constraints: every answer is valid for its schema, whatever the model prefers; hostile schemas are bounded."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import jsonschema
+import numpy as np
+import pytest
+
+import polyquant as pq
+from polyquant.analysis.demo import demo_model
+from polyquant.errors import InputError, UnsupportedError
+from polyquant.runtime.generate import generate
+from polyquant.runtime.grammar import ANY_OBJECT, Grammars
+from polyquant.runtime.sampling import Sampling
+
+pytest.importorskip("llguidance")
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["ä", "漢字", "c"]}, "maxItems": 3},
+        "of": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+    },
+    "required": ["name", "age", "tags", "of"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module", params=["llama", "bitnet"])
+def model(request):
+    return pq.load(demo_model(request.param))
+
+
+@pytest.fixture(scope="module")
+def grammars(model):
+    return Grammars(model.tokenizer, model.vocab)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_follow_the_schema(model, grammars, temperature, seed):
+    sampling = Sampling(temperature=temperature, seed=seed)
+    answer = generate(model, "Who?", max_tokens=300, sampling=sampling, constraint=grammars.json(PERSON))
+    text = "".join(token.text for token in answer)
+    assert answer.finish == "stop"
+    jsonschema.validate(json.loads(text), PERSON)
+
+
+def test_constraints_copy_their_progress(grammars):
+    first = grammars.json({"type": "boolean"})
+    token = int(np.flatnonzero(first.allowed())[0])
+    other = first.copy()
+    first.accept(token)
+    assert other.allowed()[token] and (first.allowed() != other.allowed()).any()
+
+
+def test_an_object_begins_with_a_brace(model, grammars):
+    allowed = np.flatnonzero(grammars.json(ANY_OBJECT).allowed())
+    assert {model.tokenizer.decode([int(i)])[:1] for i in allowed} == {"{"}
+
+
+UNSUPPORTED = {
+    "keyword": ({"not": {"type": "string"}}, "not"),
+    "own options": ({"not": {"type": "string"}, "x-guidance": {"lenient": True}}, "not"),
+    "type": ({"type": "strin"}, "Invalid type: strin"),
+    "list": ([], "object schema"),
+    "remote": ({"$ref": "http://localhost/schema"}, "not present"),
+    "look-around": ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+    "itself": ({"$ref": "#"}, "not supported"),
+    "alternatives": ({"allOf": [{"anyOf": [{"properties": {f"{i}{k}": {}}, "required": [f"{i}{k}"]}
+                                           for i in range(6)]} for k in range(6)]}, "too large"),
+    "no value": ({"type": "integer", "minimum": 5, "maximum": 4}, "not supported"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_schemas_are_one_line_errors(name, grammars):
+    schema, words = UNSUPPORTED[name]
+    with pytest.raises(UnsupportedError, match=words) as caught:
+        grammars.json(schema)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_large_schemas_are_rejected(grammars):
+    with pytest.raises(InputError, match="too large"):
+        grammars.json({"enum": ["x" * 70_000]})
+
+
+def test_without_llguidance_a_hint(grammars, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'polyquant\[serve\]'"):
+        grammars.json(ANY_OBJECT)

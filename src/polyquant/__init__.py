@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from polyquant.analysis.explain import explain as explain
     from polyquant.analysis.inspect import Inspection as Inspection
     from polyquant.analysis.inspect import inspect as inspect
+    from polyquant.analysis.sweep.results import Sweep as Sweep
+    from polyquant.analysis.sweep.run import sweep as sweep
     from polyquant.analysis.validate import validate as validate
     from polyquant.conversion.convert import convert as convert
     from polyquant.conversion.convert import plan as plan
@@ -87,6 +89,8 @@ _MODULES = {
     "analysis.evaluate": "Evaluation evaluate",
     "analysis.inspect": "Inspection inspect",
     "analysis.explain": "explain",
+    "analysis.sweep.results": "Sweep",
+    "analysis.sweep.run": "sweep",
     "analysis.validate": "validate",
     "conversion.convert": "convert plan quantize",
     "conversion.report": "Report",
@@ -119,9 +123,9 @@ __all__ = [
     "Evaluation", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection", "Kind",
     "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo",
     "RemoteError", "Repaired",
-    "Report", "Rule", "Severity", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify",
+    "Report", "Rule", "Severity", "Sweep", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify",
     "checksum", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats",
-    "importance", "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "save", "validate",
+    "importance", "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "save", "sweep", "validate",
 ]  # fmt: skip
 
 

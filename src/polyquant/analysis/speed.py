@@ -58,7 +58,8 @@ def measure_speed(path: str | os.PathLike[str], text: str | os.PathLike[str], th
     if room < 1:
         raise InputError("the context is too short", file=path, expected=f"more than {NEW} tokens", found=model.context)
     prompt = np.resize(ids, min(PROMPT, room))
-    prompts, decodes = [], []
+    prompts: list[float] = []
+    decodes: list[float] = []
     until = perf_counter() + _SECONDS
     while len(prompts) < _REPEATS and (not prompts or perf_counter() < until):
         first, rest = _run(model, prompt)

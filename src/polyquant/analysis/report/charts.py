@@ -15,7 +15,7 @@ from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overvie
 from polyquant.errors import UnsupportedError
 from polyquant.tables import decibel
 
-__all__ = ["Spec", "divergence_bars", "draw", "error_map", "histogram_bars", "size_against_error", "type_map"]
+__all__ = ["Spec", "divergence_bars", "draw", "error_map", "histogram_bars", "size_against_error", "speed_against_size", "type_map"]
 
 Spec = dict[str, Any]
 """A Vega-Lite specification; empty if there is nothing to draw."""
@@ -101,17 +101,66 @@ def size_against_error(report: Overview) -> Spec:
                     "encoding": {"order": {"field": "size"}},
                 },
                 {"mark": {"type": "point", "filled": True, "size": 110, "opacity": 1}, "encoding": {"color": color}},
-                *(
-                    {  # alternate labels above and below the points
-                        "transform": [{"filter": f"datum.turn == {turn}"}],
-                        "mark": {"type": "text", "dy": dy, "aria": False, "limit": 180},
-                        "encoding": {"text": {"field": "model"}},
-                    }
-                    for turn, dy in ((0, -13), (1, 15))
-                ),
+                *_labels(),
             ],
         }
     )  # fmt: skip
+
+
+def speed_against_size(report: Overview) -> Spec:
+    """Size against decoded tokens per second on this machine; empty if that was not measured."""
+    timed = [c for c in (report.reference, *report.candidates) if c.speed is not None]
+    if not any(c.speed is not None for c in report.candidates):
+        return {}
+    largest = max(c.inspection.nbytes for c in timed)
+    scale, unit = next((pair for pair in _UNITS if largest >= pair[0]), (1.0, "bytes"))
+    order = sorted(range(len(timed)), key=lambda i: timed[i].inspection.nbytes)
+    kinds = ["efficient", "beaten by another", "reference"]
+    rows = [
+        {
+            "model": c.label, "turn": order.index(i) % 2, "size": c.inspection.nbytes / scale,
+            "y": c.speed.decode if c.speed is not None else 0.0,
+            "prompt": c.speed.prompt if c.speed is not None else 0.0,
+            "kind": kinds[2 if c is report.reference else 0 if c.label in report.efficient else 1],
+        }
+        for i, c in enumerate(timed)
+    ]  # fmt: skip
+    label = (
+        f"datum.model + ': ' + format(datum.size, '.4g') + ' {unit}, ' + format(datum.y, '.4g') + ' tokens per second, "
+        "prompt ' + format(datum.prompt, '.4g')"
+    )
+    x = {"field": "size", "type": "quantitative", "scale": {"zero": False, "padding": 24}, "title": f"size, {unit}"}
+    y = {
+        "field": "y", "type": "quantitative", "title": "tokens per second", "axis": {"tickCount": 5},
+        "scale": {"domainMin": 0},
+    }  # fmt: skip
+    color = {
+        "field": "kind", "type": "nominal", "title": None,
+        "scale": {"domain": kinds, "range": [_COLORS[0], "#8b93a1", _COLORS[1]]}, "legend": {"orient": "top"},
+    }  # fmt: skip
+    return _chart(
+        {
+            "width": _WIDTH, "height": 240, "data": {"values": rows},
+            "transform": [{"calculate": label, "as": "label"}],
+            "encoding": {"x": x, "y": y, "description": {"field": "label", "type": "nominal"}},
+            "layer": [
+                {"mark": {"type": "point", "filled": True, "size": 110, "opacity": 1}, "encoding": {"color": color}},
+                *_labels(),
+            ],
+        }
+    )  # fmt: skip
+
+
+def _labels() -> list[Spec]:
+    """Layers with the labels of points, alternately above and below."""
+    return [
+        {
+            "transform": [{"filter": f"datum.turn == {turn}"}],
+            "mark": {"type": "text", "dy": dy, "aria": False, "limit": 180},
+            "encoding": {"text": {"field": "model"}},
+        }
+        for turn, dy in ((0, -13), (1, 15))
+    ]  # fmt: skip
 
 
 def _short(labels: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from polyquant.analysis.compare import Comparison, TensorComparison, compare_che
 from polyquant.analysis.evaluate import Evaluation, evaluate
 from polyquant.analysis.inspect import Inspection, inspect
 from polyquant.analysis.side import Reader, Side
+from polyquant.analysis.speed import Speed
 from polyquant.analysis.validate import validate
 from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.steps import Progress
@@ -59,7 +60,9 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One checkpoint. comparison, histograms: against the reference, None and () for the reference itself."""
+    """One checkpoint. comparison, histograms: against the reference, None and () for the reference itself. speed: on
+    this machine, if it was measured.
+    """
 
     label: str
     inspection: Inspection
@@ -68,6 +71,7 @@ class Candidate:
     histograms: tuple[Histogram, ...] = ()
     evaluation: Evaluation | None = None
     problem: str = ""
+    speed: Speed | None = None
 
     @property
     def error(self) -> float | None:
@@ -83,12 +87,20 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The reference and the candidates. efficient: labels of those that no other one beats in both size and error."""
+    """The reference and the candidates. efficient: labels of those that no other one beats in both size and error.
+
+    scope: the tensors of which errors are measured. Of a sweep: advice, its recommendation; machine, where speeds were
+    measured; left_out: name, status and reason of candidates without figures.
+    """
 
     reference: Candidate
     candidates: tuple[Candidate, ...]
     efficient: frozenset[str]
     text: str = ""
+    scope: str = "all tensors that both have"
+    advice: str = ""
+    machine: str = ""
+    left_out: tuple[tuple[str, str, str], ...] = ()
 
 
 @parsed_once()

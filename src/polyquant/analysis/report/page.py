@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from polyquant.analysis.report.gather import Candidate, Overview, action_of
 from polyquant.errors import PlanError, UnsupportedError, escaped
 from polyquant.tables import decibel, size
 
-__all__ = ["page", "refuse_existing"]
+__all__ = ["missing_packages", "page", "refuse_existing"]
 
 _MADE = '<meta name="generator" content="polyquant">'
 _ROWS = 400
@@ -46,6 +47,14 @@ def _start(target: Path) -> str:
         return file.read(2000)
 
 
+def missing_packages() -> str | None:
+    """The error of `page` without the packages of the extra `report`; None if they are installed."""
+    for name, package in (("jinja2", "jinja2"), ("vl_convert", "vl-convert-python")):
+        if find_spec(name) is None:
+            return f"reports require the package '{package}' (pip install 'polyquant[report]')"
+    return None
+
+
 def page(report: Overview) -> str:
     """Return the page. Raises UnsupportedError without the packages of the extra `report`."""
     try:
@@ -66,6 +75,12 @@ def page(report: Overview) -> str:
         reference=_shown(report.reference, report),
         candidates=[_shown(c, report) for c in report.candidates],
         overview=charts.draw(charts.size_against_error(report)) if report.candidates else "",
+        speeds=charts.draw(charts.speed_against_size(report)) if report.candidates else "",
+        timed=any(c.speed is not None for c in report.candidates),
+        scope=report.scope,
+        advice=escaped(report.advice),
+        machine=escaped(report.machine),
+        left_out=[[escaped(word) for word in row] for row in report.left_out],
         measured=any(c.evaluation is not None for c in (report.reference, *report.candidates)),
         actions=_ACTIONS,
     )
@@ -117,6 +132,7 @@ def _shown(candidate: Candidate, report: Overview) -> dict[str, Any]:
             for f in candidate.findings
         ],
         "evaluation": _evaluated(candidate),
+        "speed": _timed(candidate),
     }  # fmt: skip
 
 
@@ -149,3 +165,13 @@ def _evaluated(candidate: Candidate) -> dict[str, Any] | None:
         "kl_99": None if divergence is None else divergence.kl_99,
         "top_1": None if divergence is None else divergence.top_1.value,
     }
+
+
+def _timed(candidate: Candidate) -> dict[str, Any] | None:
+    found = candidate.speed
+    if found is None:
+        return None
+    return {
+        "decode": found.decode, "prompt": found.prompt, "memory": found.memory, "memory_text": size(found.memory),
+        "load": found.load,
+    }  # fmt: skip

@@ -2,5 +2,5 @@
 
 candidates.py names them, forecast.py plans them, run.py makes and measures each in its own processes (process.py,
 child.py) and records every step in the work folder (folder.py); scores.py compares with the stored logits of the
-source, advice.py chooses, results.py holds the results and overview.py makes them a report.
+source, advice.py chooses among the trials (trials.py), and overview.py makes the results (results.py) a report.
 """

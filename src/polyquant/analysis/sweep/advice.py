@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from polyquant.analysis.sweep.trials import Trial
 from polyquant.errors import PlanError
 from polyquant.tables import size
-
-if TYPE_CHECKING:
-    from polyquant.analysis.sweep.results import Trial
 
 __all__ = ["MAX_KL", "Advice", "Limits", "choose", "efficient", "worth_keeping"]
 
@@ -87,8 +84,7 @@ def choose(trials: Sequence[Trial], limits: Limits) -> Advice:
         )  # fmt: skip
     smallest = min(allowed, key=lambda t: (t.nbytes or 0, t.kl or 0.0))
     fastest = max(allowed, key=lambda t: t.speed.decode if t.speed is not None else 0.0)
-    count = f"{len(allowed)} of {len(measured)} measured candidates"
-    sentence = f"{smallest.name} is the smallest of the {count} within the limits ({limits})"
+    sentence = f"{smallest.name} is the smallest of the {len(allowed)} candidates within the limits ({limits})"
     if fastest.name == smallest.name:
         return Advice(smallest, fastest, f"{sentence}, and the fastest")
     rate = fastest.speed.decode if fastest.speed is not None else 0.0

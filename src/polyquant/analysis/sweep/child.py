@@ -97,7 +97,7 @@ def _measure(request: Mapping[str, Any], speaker: _Speaker) -> dict[str, Any]:
 
 def _measured(path: str, evaluation: Any, speed: Any) -> dict[str, Any]:
     from polyquant.analysis.inspect import inspect
-    from polyquant.analysis.sweep.results import Measurement
+    from polyquant.analysis.sweep.trials import Measurement
     from polyquant.analysis.validate import validate
 
     seen = inspect(path)
@@ -110,7 +110,7 @@ _TASKS = {"convert": _convert, "source": _source, "measure": _measure}
 
 def _end_with_parent() -> None:
     """End this process when stdin is closed."""
-    while sys.stdin.buffer.read1(1 << 12):
+    while os.read(sys.stdin.fileno(), 1 << 12):
         pass
     os._exit(1)
 

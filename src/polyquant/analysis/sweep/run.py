@@ -31,8 +31,9 @@ from polyquant.analysis.sweep.candidates import (
 from polyquant.analysis.sweep.folder import WorkPlace, file_states
 from polyquant.analysis.sweep.forecast import Forecast, forecasts, source_seconds
 from polyquant.analysis.sweep.process import Answer, run_child
-from polyquant.analysis.sweep.results import Measurement, Sweep, Trial
-from polyquant.analysis.sweep.scores import Request, Stored
+from polyquant.analysis.sweep.results import Sweep
+from polyquant.analysis.sweep.scores import Request
+from polyquant.analysis.sweep.trials import Measurement, Trial
 from polyquant.conversion.execute import cores
 from polyquant.conversion.report import StepReport
 from polyquant.errors import PlanError, UnsupportedError
@@ -44,6 +45,8 @@ from polyquant.storage.locations import is_remote
 __all__ = ["Keep", "Outlook", "Watch", "outlook", "run", "sweep"]
 
 Keep = Literal["all", "efficient", "none"]
+TOKENS = 8192
+"""Default tokens of the evaluation."""
 _BYTES_PER_TOKEN = 3.0
 """Of a text, until it is tokenized."""
 _FREE = 0.9
@@ -130,7 +133,7 @@ def sweep(
     keep: Keep = "efficient",
     max_time: float | None = None,
     max_disk: int | str | None = None,
-    tokens: int | None = None,
+    tokens: int | None = TOKENS,
     context: int | None = None,
     calibration: str | os.PathLike[str] | None = None,
     importance: str | os.PathLike[str] | None = None,
@@ -166,7 +169,7 @@ def sweep(
 def outlook(
     src: str | os.PathLike[str], *, text: str | os.PathLike[str], work: str | os.PathLike[str],
     recipes: Sequence[str] = (), bpw: str | None = None, bpw_step: float = 0.5, keep: Keep = "efficient",
-    max_time: float | None = None, max_disk: int | str | None = None, tokens: int | None = None,
+    max_time: float | None = None, max_disk: int | str | None = None, tokens: int | None = TOKENS,
     context: int | None = None, calibration: str | os.PathLike[str] | None = None,
     importance: str | os.PathLike[str] | None = None, requantize: bool = False, threads: int | None = None,
     max_kl: float = MAX_KL, max_size: int | str | None = None, min_speed: float | None = None, restart: bool = False,
@@ -181,7 +184,7 @@ def outlook(
     files = {"calibration": file_path(calibration), "importance": file_path(importance)}
     wanted = [*recipes, *(bits_range(bpw, bpw_step) if bpw is not None else ())] or ladder(seen)
     requested = tuple(_distinct(parse_candidate(name, **files, requantize=requantize) for name in wanted))
-    source = str(Path(src).absolute())
+    source = os.fspath(src)
     count = min(tokens or 1 << 40, int(len(words.encode()) / _BYTES_PER_TOKEN) + 1)
     made, _ = forecasts(source, requested, count, threads)
     possible = [f for f in made if not f.refused]
@@ -190,9 +193,10 @@ def outlook(
         raise PlanError(f"no candidate is possible; {first.candidate.name}: {first.refused}", file=src)
     order = informative_order([f.nbytes for f in possible])
     ordered = [possible[i] for i in order] + [f for f in made if f.refused]
-    free = shutil.disk_usage(next(p for p in (Path(work).absolute(), *Path(work).absolute().parents) if p.is_dir())).free
+    place = Path(work).absolute()
+    free = shutil.disk_usage(next(p for p in (place, *place.parents) if p.is_dir())).free
     result = Outlook(
-        source, str(Path(text).absolute()), Path(work), seen, tuple(ordered), requested,
+        source, os.fspath(text), Path(work), seen, tuple(ordered), requested,
         source_seconds(seen, possible, count), _logits_bytes(seen, count), keep, max_time,
         memory_bytes(max_disk) if max_disk is not None else int(free * _FREE), tokens, context, threads,
         Limits(max_kl, memory_bytes(max_size) if max_size is not None else None, min_speed), restart,
@@ -330,7 +334,7 @@ class _Run:
             room = max(0, (self.made.max_disk - self.folder.used() - largest) // 2)
             answer = self._child(
                 name, "source", path=self.made.source, request=asdict(self.request),
-                folder=str(self.folder.reference.absolute()), room=room,
+                folder=str(self.folder.reference), room=room,
             )  # fmt: skip
             if answer.result is None:
                 hint = "more --max-time, or fewer --tokens" if answer.late else None
@@ -348,32 +352,36 @@ class _Run:
         trial = Trial(
             candidate.name, "skipped", nbytes=forecast.nbytes or None, command=candidate.command(self.made.source)
         )
-        if forecast.refused:
-            return replace(trial, status="failed", reason=forecast.refused)
         entries = self.folder.entries.get(candidate.key, {})
-        if "failed" in entries:
-            return replace(trial, status="failed", reason=entries["failed"]["reason"])
         if "measured" in entries:
             return self._known(trial, entries)
+        refused = forecast.refused or (entries["failed"]["reason"] if "failed" in entries else "")
+        if refused:
+            return replace(trial, status="failed", reason=refused)
         if (reason := self._no_room(forecast)) is not None:
             return replace(trial, reason=reason)
+        answer = self._measure(candidate)
+        return self._ended(trial, candidate, answer) if answer.result is None else self._known(
+            trial, self.folder.entries[candidate.key]
+        )
+
+    def _measure(self, candidate: Candidate) -> Answer:
+        """Convert a candidate unless that is done, and measure it."""
         if self.folder.intact(candidate.key) is None:
             answer = self._convert(candidate)
             if answer.result is None:
-                return self._ended(trial, candidate, answer)
+                return answer
         path = self.folder.intact(candidate.key)
         if path is None:
-            return replace(trial, status="failed", reason="its files changed while it was measured")
+            return Answer(error="its files changed after the conversion")
         assert self.folder.source is not None
         answer = self._child(
-            candidate.name, "measure", path=str(path.absolute()), source=self.made.source,
-            request=asdict(self.request), stored=self.folder.source["stored"],
-            folder=str(self.folder.reference.absolute()),
+            candidate.name, "measure", path=str(path), source=self.made.source, request=asdict(self.request),
+            stored=self.folder.source["stored"], folder=str(self.folder.reference),
         )  # fmt: skip
-        if answer.result is None:
-            return self._ended(trial, candidate, answer)
-        self.folder.record("measured", key=candidate.key, **answer.result)
-        return self._known(trial, self.folder.entries[candidate.key])
+        if answer.result is not None:
+            self.folder.record("measured", key=candidate.key, **answer.result)
+        return answer
 
     def _convert(self, candidate: Candidate) -> Answer:
         """Convert a candidate, unless its target is another file."""
@@ -385,7 +393,7 @@ class _Run:
             self.folder.record("started", key=candidate.key, name=candidate.name)
         shared = self.folder.damage.get(candidate.family) if candidate.shares_plan else None
         answer = self._child(
-            candidate.name, "convert", source=self.made.source, path=str(path.absolute()),
+            candidate.name, "convert", source=self.made.source, path=str(path),
             options=dict(candidate.options), overwrite=ours, damage=shared,
         )  # fmt: skip
         if answer.result is not None:

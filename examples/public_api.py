@@ -75,6 +75,10 @@ def convert(model: Path, folder: Path) -> Path:
     assert certificate.certified, certificate.failures
     certificate.write(folder / "certificate.json")
     print(comparison, certificate, sep="\n")
+    results: list[pq.Tabular] = [plan, report, comparison, sums, certificate]
+    for result in results:  # pandas.DataFrame(result.rows())
+        rows: list[pq.Row] = result.rows()
+        assert rows[0]["tensor"]
     return folder / "small.gguf"
 
 

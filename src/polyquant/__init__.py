@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from polyquant.runtime.generate import Token as Token
     from polyquant.runtime.load import load as load
     from polyquant.runtime.model import Model as Model
+    from polyquant.tables import Row as Row
+    from polyquant.tables import Tabular as Tabular
     from polyquant.types import Checkpoint as Checkpoint
     from polyquant.types import Codec as Codec
     from polyquant.types import Finding as Finding
@@ -109,6 +111,7 @@ _MODULES = {
     "runtime.model": "Model",
     "findings": "Finding Findings Severity",
     "metadata": "Kind Meta",
+    "tables": "Row Tabular",
     "types": "Checkpoint Codec Weight",
 }
 """Module -> its public names; `open` is defined under a different name."""
@@ -123,9 +126,11 @@ __all__ = [
     "Evaluation", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection", "Kind",
     "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo",
     "RemoteError", "Repaired",
-    "Report", "Rule", "Severity", "Sweep", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify",
+    "Report", "Row", "Rule", "Severity", "Sweep", "Tabular", "Token", "UnknownNameError", "UnsupportedError", "Weight",
+    "__version__", "certify",
     "checksum", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats",
-    "importance", "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "save", "sweep", "validate",
+    "importance", "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "save", "sweep",
+    "validate",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Representations in interactive sessions: one short line as text, a table in a notebook.
+"""Representations in interactive sessions: one short line as text, a table in a notebook; and rows for data frames.
 
-Names may come from untrusted files and be numerous: every cell is escaped and cut, and a table shows only its first
-rows.
+Names may come from untrusted files and be numerous: in a displayed table every cell is escaped and cut, and only the
+first rows are shown. `rows()` of a result has all rows, with the exact values.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from enum import Enum
 from itertools import islice
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from polyquant.errors import printable
 
-__all__ = ["ROWS", "Listing", "Table", "decibel", "size"]
+__all__ = ["ROWS", "Listing", "Row", "Table", "Tabular", "decibel", "size", "tensor_columns"]
 
 ROWS = 40
 """Maximum rows of a table."""
@@ -23,6 +24,23 @@ _CELL = 120
 """Maximum characters of a cell."""
 
 T = TypeVar("T")
+
+Cell = str | int | float | bool | tuple[int, ...] | tuple[str, ...] | None
+Row = dict[str, Cell]
+"""One row of `rows()`: column -> value. All rows of a result have the same columns."""
+
+
+class Tabular(Protocol):
+    """A result as rows of plain Python values: `pandas.DataFrame(result.rows())`. docs/python.md lists the columns."""
+
+    def rows(self) -> list[Row]:
+        """All rows, one dict each."""
+
+
+def tensor_columns(name: str, shape: tuple[int, ...], nbytes: int) -> Row:
+    """The columns of every row about a tensor: tensor, shape, weights, bytes, bpw."""
+    weights = math.prod(shape)
+    return {"tensor": name, "shape": shape, "weights": weights, "bytes": nbytes, "bpw": 8 * nbytes / max(1, weights)}
 
 
 def size(n: float) -> str:
@@ -82,6 +100,11 @@ def _cell(value: object) -> str:
     return printable(value, _CELL)
 
 
+def _plain(value: Any) -> Any:
+    """The value of an enumeration; anything else is plain already."""
+    return value.value if isinstance(value, Enum) else value
+
+
 class Listing(list[T]):
     """A list displayed as a table: `repr()` as text, `_repr_html_()` in a notebook. A subclass defines the columns."""
 
@@ -97,6 +120,11 @@ class Listing(list[T]):
         """The table that is displayed."""
         title = f"{len(self):,} {self.title if len(self) != 1 else self.title.removesuffix('s')}"
         return Table(title, self.columns, (self.row(entry) for entry in self), len(self), most=self.most)
+
+    def rows(self) -> list[Row]:
+        """The fields of each entry, as plain values."""
+        entries: list[Any] = list(self)
+        return [{f.name: _plain(getattr(entry, f.name)) for f in fields(entry)} for entry in entries]
 
     def __repr__(self) -> str:
         return self.table().text()

@@ -20,7 +20,7 @@ from polyquant.errors import UnknownTensorError, UnsupportedError, printable
 from polyquant.findings import Finding, Findings, Severity
 from polyquant.metadata import Kind, Meta
 from polyquant.operations import SAME, Operation
-from polyquant.tables import Table, size
+from polyquant.tables import Row, Table, size, tensor_columns
 
 T = TypeVar("T")
 F32: TypeAlias = NDArray[np.float32]
@@ -341,6 +341,10 @@ class Checkpoint(Mapping[str, Weight]):
         rows = ((w.name, list(w.shape), w.codec, size(w.nbytes), f"{w.bpw:.3f}") for w in self.values())
         columns = ("tensor", "shape", "codec", "size", "bits per weight")
         return Table(repr(self).strip("<>"), columns, rows, len(self), self.notes).html()
+
+    def rows(self) -> list[Row]:
+        """One row per tensor: tensor, shape, weights, bytes, bpw, codec."""
+        return [{**tensor_columns(w.name, w.shape, w.nbytes), "codec": str(w.codec)} for w in self.values()]
 
     def __getitem__(self, name: str) -> Weight:
         """The tensor of that name. Raises UnknownTensorError, a KeyError, with similar names."""

@@ -21,7 +21,7 @@ THEMES = ("light", "dark")
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="the extra `browser` is not installed")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")
     with playwright.sync_playwright() as driver:
@@ -40,7 +40,7 @@ class Visit:
 
     def violations(self) -> list[str]:
         """Return what axe-core finds: rule, impact and the first element of each."""
-        axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the extra `browser` is not installed")
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
         found = axe.Axe().run(self.page).response["violations"]
         return [f"{v['id']} ({v['impact']}): {v['nodes'][0]['html'][:160]}" for v in found]
 

@@ -13,7 +13,7 @@ from golden import VECTORS
 pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
 
 SOURCE = VECTORS / "models/tiny-llama-untied/hf"
-SPECIAL = '"<b onclick=alert(1)>{{ 7 * 7 }}&amp;\'.gguf'
+SPECIAL = "\"<b onclick=alert(1)>{{ 7 * 7 }}&amp;'.gguf"
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from polyquant.findings import Finding, Findings, Severity
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
 from polyquant.storage.one_file import write_file
-from polyquant.tables import Table
+from polyquant.tables import Row, Table
 from polyquant.types import Checkpoint
 
 __all__ = ["Certificate", "CertifiedFiles", "certify", "refuse_output"]
@@ -82,6 +82,18 @@ class Certificate:
         columns = ("tensor", "shape", "source", "target", "verdict", "error")
         below = [str(f) for f in self.findings]
         return Table(repr(self).strip("<>"), columns, rows, len(self.tensors), below).html()
+
+    def rows(self) -> list[Row]:
+        """One row per tensor: tensor, shape, source, target (codecs), verdict, rrmse; worst, bound: the largest and the
+        allowed relative error of a unit.
+        """
+        return [
+            {
+                "tensor": t.name, "shape": t.shape, "source": t.source, "target": t.target, "verdict": t.verdict,
+                "rrmse": t.error, "worst": t.worst, "bound": t.bound,
+            }
+            for t in self.tensors
+        ]  # fmt: skip
 
     @property
     def summary(self) -> str:

@@ -23,7 +23,7 @@ from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
 from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
-from polyquant.tables import Table, decibel
+from polyquant.tables import Row, Table, decibel, tensor_columns
 from polyquant.types import Checkpoint, Ternary, as_matrix
 
 __all__ = ["Comparison", "TensorComparison", "compare", "compare_checkpoints", "sides"]
@@ -85,6 +85,18 @@ class Comparison:
         ]
         return Table(repr(self).strip("<>"), columns, rows, len(self.tensors), alone).html()
 
+    def rows(self) -> list[Row]:
+        """One row per common tensor: tensor, shape, weights, bytes and bpw (of b), a, b (codecs), snr_db, rrmse,
+        cosine, max_error, equal_codes.
+        """
+        return [
+            {
+                **tensor_columns(t.name, t.shape, t.b_bytes), "a": t.a, "b": t.b, **t.error.columns(),
+                "equal_codes": t.equal_codes,
+            }
+            for t in self.tensors
+        ]  # fmt: skip
+
     @property
     def error(self) -> ErrorSums:
         """Error sums over all common tensors."""
@@ -97,15 +109,11 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The values as JSON-compatible types."""
-
-        def figures(e: ErrorSums) -> dict[str, float]:
-            return {"snr_db": e.snr, "rrmse": e.rrmse, "cosine": e.cosine, "max_error": e.worst}
-
         return {
             "a": self.a,
             "b": self.b,
             "bpw": self.bpw,
-            **figures(self.error),
+            **self.error.columns(),
             "only_a": list(self.only_a),
             "only_b": list(self.only_b),
             "tensors": [
@@ -116,7 +124,7 @@ class Comparison:
                     "b": t.b,
                     "equal_codes": t.equal_codes,
                     "bytes": t.b_bytes,
-                    **figures(t.error),
+                    **t.error.columns(),
                 }
                 for t in self.tensors
             ],

@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,9 @@ from polyquant.conversion.execute import cores
 from polyquant.ops import native
 from polyquant.ops.matmul import Group, packed, round_activations
 from polyquant.registry import codec
+from polyquant.tables import Listing
 
-__all__ = ["Check", "doctor"]
+__all__ = ["Check", "Checks", "doctor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,18 @@ class Check:
     advice: str = ""
 
 
-def doctor() -> list[Check]:
+class Checks(Listing[Check]):
+    """The result of `doctor`."""
+
+    title = "checks"
+    columns = ("check", "result", "good", "advice")
+
+    def row(self, entry: Check) -> Sequence[object]:
+        """The cells of one check."""
+        return entry.name, entry.value, "yes" if entry.good else "no", entry.advice
+
+
+def doctor() -> Checks:
     """Check versions and engine, compare native kernels with numpy on random blocks, and measure the speed of one
     codec.
     """
@@ -45,9 +57,9 @@ def doctor() -> list[Check]:
             if native.available()
             else "not built: install a C++ compiler, then reinstall polyquant"
         )
-        return [*checks, _extra(), Check("engine", "numpy (correct but slow)", False, why), _speed()]
+        return Checks([*checks, _extra(), Check("engine", "numpy (correct but slow)", False, why), _speed()])
     engine = Check("engine", f"native, {native.instruction_set()}, {native.threads()} threads")
-    return [*checks, _extra(), engine, *_agreement(), _speed(), *_products()]
+    return Checks([*checks, _extra(), engine, *_agreement(), _speed(), *_products()])
 
 
 def _agreement() -> list[Check]:

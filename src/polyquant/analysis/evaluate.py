@@ -20,6 +20,7 @@ from polyquant.runtime.model import Model
 from polyquant.runtime.scoring import target_log_probs
 from polyquant.runtime.text import read_text, text_tokens
 from polyquant.runtime.windows import Window, halves, sliding
+from polyquant.tables import Row, Table, size
 
 __all__ = [
     "Divergence",
@@ -83,6 +84,15 @@ class Score:
         """Bits per byte of text: comparable between tokenizers if they score the same text."""
         return self.nll.value * self.tokens / math.log(2) / self.bytes
 
+    def columns(self) -> Row:
+        """The figures as columns of a row."""
+        return {
+            "path": self.path, "format": self.format, "cache": self.cache, "bytes": self.nbytes, "bpw": self.bpw,
+            "tokens": self.tokens, "nll": self.nll.value, "nll_error": self.nll.error,
+            "perplexity": self.perplexity.value, "perplexity_error": self.perplexity.error,
+            "bits_per_byte": self.bits_per_byte,
+        }  # fmt: skip
+
     def to_json(self) -> dict[str, Any]:
         """The values as JSON-compatible types."""
         return {**asdict(self), "perplexity": asdict(self.perplexity), "bits_per_byte": self.bits_per_byte}
@@ -100,7 +110,7 @@ class LayerError:
     alone: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Divergence:
     """Divergence of the model from the reference over the scored tokens; analysis/divergence.py has the formulas.
 
@@ -115,6 +125,27 @@ class Divergence:
     top_1: Mean
     probability_rms: float
     layers: tuple[LayerError, ...]
+
+    def __repr__(self) -> str:
+        figures = f"KL divergence {self.kl.value:.3g} ± {self.kl.error:.2g}, same first token {self.top_1.value:.2%}"
+        return f"<Divergence {figures}, {len(self.layers)} parts>"
+
+    def _repr_html_(self) -> str:
+        rows = ((part.name, f"{part.output:.4g}", f"{part.alone:.4g}") for part in self.layers)
+        columns = ("part", "error of the output", "own error")
+        return Table(repr(self).strip("<>"), columns, rows, len(self.layers)).html()
+
+    def rows(self) -> list[Row]:
+        """One row per part of the model, in order of computation: part, output, alone (relative RMS errors)."""
+        return [{"part": part.name, "output": part.output, "alone": part.alone} for part in self.layers]
+
+    def columns(self) -> Row:
+        """The figures as columns of a row."""
+        return {
+            "kl": self.kl.value, "kl_error": self.kl.error, "kl_99": self.kl_99, "kl_max": self.kl_max,
+            "top_1": self.top_1.value, "probability_rms": self.probability_rms, "log_ratio": self.log_ratio.value,
+            "log_ratio_error": self.log_ratio.error,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -137,6 +168,39 @@ class Evaluation:
         if self.divergence is not None:
             figures += f", KL divergence {self.divergence.kl.value:.3g}"
         return f"<Evaluation {printable(self.model.path)}: {figures}>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (
+                s.path, size(s.nbytes), f"{s.bpw:.3f}", f"{s.perplexity.value:.4g} ± {s.perplexity.error:.2g}",
+                f"{s.bits_per_byte:.4f}", "" if d is None else f"{d.kl.value:.3g} ± {d.kl.error:.2g}",
+                "" if d is None else f"{d.top_1.value:.2%}",
+            )
+            for s, d in self._scores
+        )  # fmt: skip
+        columns = (
+            "model",
+            "size",
+            "bits per weight",
+            "perplexity",
+            "bits per byte",
+            "KL divergence",
+            "same first token",
+        )
+        title = f"Evaluation on {printable(self.text)}: {self.model.tokens:,} tokens, context {self.context}"
+        return Table(title, columns, rows, len(self._scores)).html()
+
+    @property
+    def _scores(self) -> list[tuple[Score, Divergence | None]]:
+        """The model with its divergence, and the reference if there is one."""
+        return [(self.model, self.divergence), *([] if self.reference is None else [(self.reference, None)])]
+
+    def rows(self) -> list[Row]:
+        """One row for the model and one for the reference, if any: the columns of `Score`, and the divergence (None for
+        the reference).
+        """
+        unknown = {n: None for d in (self.divergence,) if d is not None for n in d.columns()}
+        return [{**s.columns(), **(unknown if d is None else d.columns())} for s, d in self._scores]
 
     def to_json(self) -> dict[str, Any]:
         """The values as JSON-compatible types."""
@@ -185,13 +249,13 @@ def evaluate(
     ids, bos = text_tokens(model, words, tokens)
     windows = list(halves(ids, context, bos) if stride is None else sliding(ids, context, stride, bos))
     watch = _Watch(on_progress, sum(w.stop - w.start for w in windows))
-    size = scored_bytes(model, ids, windows)
+    text_bytes = scored_bytes(model, ids, windows)
     theirs, divergence = None, None
     if other is None:
-        mine = score_of(model, _alone(model, windows, watch), size)
+        mine = score_of(model, _alone(model, windows, watch), text_bytes)
     else:
         scores = compare_windows(Pair(model, other), windows, watch)
-        mine, theirs = score_of(model, scores.model, size), score_of(other, scores.reference, size)
+        mine, theirs = score_of(model, scores.model, text_bytes), score_of(other, scores.reference, text_bytes)
         divergence = divergence_of(scores)
     return Evaluation(
         text=str(text),
@@ -229,10 +293,10 @@ def _bytes(model: Model, ids: NDArray[np.int64], window: Window) -> int:
     before = ids[max(0, window.start - 4) : window.start].tolist()  # decoders treat the start of a string differently
     tokens = before + ids[window.start : window.stop].tolist()
 
-    def size(part: list[int]) -> int:
+    def length(part: list[int]) -> int:
         return len(model.tokenizer.decode(part, skip_special=False).encode()) if part else 0
 
-    return size(tokens) - size(before)
+    return length(tokens) - length(before)
 
 
 def _same_vocabulary(model: Model, other: Model) -> None:
@@ -283,8 +347,8 @@ def _alone(model: Model, windows: list[Window], watch: _Watch) -> NDArray[np.flo
     return np.concatenate(out)
 
 
-def score_of(model: Model, logs: NDArray[np.float64], size: int) -> Score:
-    """The score of a model. logs: log p of each scored token in nats; size: their UTF-8 bytes."""
+def score_of(model: Model, logs: NDArray[np.float64], text_bytes: int) -> Score:
+    """The score of a model. logs: log p of each scored token in nats; text_bytes: their UTF-8 bytes."""
     checkpoint = model.checkpoint
     return Score(
         path=str(checkpoint.path),
@@ -294,7 +358,7 @@ def score_of(model: Model, logs: NDArray[np.float64], size: int) -> Score:
         nbytes=checkpoint.nbytes,
         bpw=checkpoint.bpw,
         tokens=len(logs),
-        bytes=size,
+        bytes=text_bytes,
         nll=Mean.of(-logs),
     )
 

@@ -17,7 +17,7 @@ from polyquant.analysis.compare import sides
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError, printable
 from polyquant.opening import accepted, detect, look
-from polyquant.tables import Table
+from polyquant.tables import Row, Table
 from polyquant.types import ArraySpec, Checkpoint, StoredArray
 
 __all__ = ["HeaderComparison", "TensorHeaders", "compare_headers", "without_data"]
@@ -94,6 +94,16 @@ class HeaderComparison:
         rows = ((t.name, list(t.a_shape), list(t.b_shape), t.a, t.b, t.a_bytes, t.b_bytes) for t in self.tensors)
         columns = ("tensor", "shape in a", "shape in b", "a", "b", "bytes in a", "bytes in b")
         return Table(repr(self).strip("<>"), columns, rows, len(self.tensors)).html()
+
+    def rows(self) -> list[Row]:
+        """One row per common tensor: tensor, a_shape, b_shape, a, b (codecs), a_bytes, b_bytes."""
+        return [
+            {
+                "tensor": t.name, "a_shape": t.a_shape, "b_shape": t.b_shape, "a": t.a, "b": t.b,
+                "a_bytes": t.a_bytes, "b_bytes": t.b_bytes,
+            }
+            for t in self.tensors
+        ]  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """The values as JSON-compatible types."""

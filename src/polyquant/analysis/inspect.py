@@ -15,7 +15,7 @@ from polyquant.errors import printable
 from polyquant.formats.protocol import ReportsLayerTypes
 from polyquant.opening import detect, open_as
 from polyquant.storage.locations import shown_path
-from polyquant.tables import Table, size
+from polyquant.tables import Row, Table, size, tensor_columns
 from polyquant.types import Checkpoint, Weight
 
 __all__ = ["Group", "Inspection", "inspect"]
@@ -68,6 +68,10 @@ class Inspection:
         )
         columns = ("tensors", "count", "shapes", "codec", "size", "bits per weight")
         return Table(repr(self).strip("<>"), columns, rows, len(self.groups), self.notes).html()
+
+    def rows(self) -> list[Row]:
+        """One row per tensor: tensor, shape, weights, bytes, bpw, codec."""
+        return [{**tensor_columns(w.name, w.shape, w.nbytes), "codec": str(w.codec)} for w in self.tensors]
 
     @property
     def bpw(self) -> float:

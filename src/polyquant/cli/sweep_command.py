@@ -20,7 +20,6 @@ from polyquant.errors import PolyquantError, printable
 
 if TYPE_CHECKING:
     from polyquant.analysis.sweep.results import Sweep
-    from polyquant.analysis.sweep.trials import Trial
     from polyquant.analysis.sweep.run import Outlook
     from polyquant.analysis.sweep.trials import Trial
 

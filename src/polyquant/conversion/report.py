@@ -9,7 +9,7 @@ from typing import Any
 
 from polyquant.errors import printable
 from polyquant.ops.metrics import ErrorSums
-from polyquant.tables import Table, decibel, size
+from polyquant.tables import Row, Table, decibel, size, tensor_columns
 
 __all__ = ["Report", "StepReport"]
 
@@ -31,12 +31,7 @@ class StepReport:
         """The values as JSON-compatible types."""
         out = asdict(self)
         if self.error is not None:
-            out |= {
-                "snr_db": self.error.snr,
-                "rrmse": self.error.rrmse,
-                "cosine": self.error.cosine,
-                "max_error": self.error.worst,
-            }
+            out |= self.error.columns()
         return out
 
     @staticmethod
@@ -87,6 +82,19 @@ class Report:
         )
         columns = ("tensor", "shape", "action", "from", "to", "size", "SNR", "note")
         return Table(repr(self).strip("<>"), columns, rows, len(self.steps), self.warnings).html()
+
+    def rows(self) -> list[Row]:
+        """One row per tensor: tensor, shape, weights, bytes, bpw, action, source, target (codecs), snr_db, rrmse,
+        cosine, max_error (None if not measured), note.
+        """
+        unknown = dict.fromkeys(ErrorSums().columns())
+        return [
+            {
+                **tensor_columns(s.tensor, s.shape, s.nbytes), "action": s.action, "source": s.source,
+                "target": s.target, **(unknown if s.error is None else s.error.columns()), "note": s.note,
+            }
+            for s in self.steps
+        ]  # fmt: skip
 
     @property
     def error(self) -> ErrorSums:

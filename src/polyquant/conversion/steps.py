@@ -21,7 +21,7 @@ from polyquant.runtime.text import read_text
 from polyquant.storage.file_state import FileState
 from polyquant.storage.locations import is_remote
 from polyquant.storage.source import state_of
-from polyquant.tables import Table, size
+from polyquant.tables import Row, Table, size, tensor_columns
 from polyquant.types import (
     F32,
     Action,
@@ -72,6 +72,16 @@ class Plan:
         )
         columns = ("tensor", "shape", "action", "from", "to", "why", "size")
         return Table(repr(self).strip("<>"), columns, rows, len(self.steps), self.warnings).html()
+
+    def rows(self) -> list[Row]:
+        """One row per target tensor: tensor, shape, weights, bytes, bpw, action, source, target (codecs), why."""
+        return [
+            {
+                **tensor_columns(s.map.target, s.map.shape, s.nbytes), "action": s.action.value,
+                "source": None if s.source is None else str(s.source), "target": str(s.target), "why": s.why,
+            }
+            for s in self.steps
+        ]  # fmt: skip
 
     @property
     def nbytes(self) -> int:

@@ -47,6 +47,10 @@ class ErrorSums:
             max(self.worst, other.worst),
         )
 
+    def columns(self) -> dict[str, float]:
+        """The figures as columns of a row: SNR in dB, relative RMS error, cosine, largest absolute error."""
+        return {"snr_db": self.snr, "rrmse": self.rrmse, "cosine": self.cosine, "max_error": self.worst}
+
     @property
     def finite(self) -> bool:
         """False if either array holds NaN or infinity."""

@@ -30,7 +30,7 @@ from polyquant.storage.folder import CHECKSUMS
 from polyquant.storage.locations import is_folder, located
 from polyquant.storage.one_file import write_file
 from polyquant.storage.source import Source
-from polyquant.tables import Table
+from polyquant.tables import Row, Table
 
 __all__ = ["SUFFIX", "Checksums", "is_record", "record_of", "refuse_folder", "refuse_record"]
 
@@ -67,6 +67,20 @@ class Checksums:
         columns = ("tensor", "shape", "codec", "form", "content", "file")
         below = [f"{name}: {f.sha256}" for name, f in self.files.items()]
         return Table(repr(self).strip("<>"), columns, rows, len(self.tensors), below).html()
+
+    def rows(self) -> list[Row]:
+        """One row per tensor: tensor, shape, codec, form, content (SHA-256), file."""
+        return [
+            {
+                "tensor": name,
+                "shape": tuple(t.shape),
+                "codec": t.codec,
+                "form": t.form,
+                "content": t.content,
+                "file": t.file,
+            }
+            for name, t in self.tensors.items()
+        ]
 
     @property
     def content(self) -> str:

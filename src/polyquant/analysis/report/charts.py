@@ -15,7 +15,16 @@ from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overvie
 from polyquant.errors import UnsupportedError
 from polyquant.tables import decibel
 
-__all__ = ["Spec", "divergence_bars", "draw", "error_map", "histogram_bars", "size_against_error", "speed_against_size", "type_map"]
+__all__ = [
+    "Spec",
+    "divergence_bars",
+    "draw",
+    "error_map",
+    "histogram_bars",
+    "size_against_error",
+    "speed_against_size",
+    "type_map",
+]
 
 Spec = dict[str, Any]
 """A Vega-Lite specification; empty if there is nothing to draw."""

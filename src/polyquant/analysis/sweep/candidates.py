@@ -1,10 +1,10 @@
 """Candidates of a sweep by short names, and the order in which they are measured.
 
-    q4_k_m, mine.toml          a recipe
-    q4_k, w8a8.dynamic         a codec, in the first format that stores it
-    trellis:3, trellis:2.5     a format (or the start of its name) and a number: bits, or with a point --target-bpw
-    hf:bf16                    a format and a recipe or codec
-    trellis:3:effort=max       options of the format, as on the command line without dashes
+q4_k_m, mine.toml          a recipe
+q4_k, w8a8.dynamic         a codec, in the first format that stores it
+trellis:3, trellis:2.5     a format (or the start of its name) and a number: bits, or with a point --target-bpw
+hf:bf16                    a format and a recipe or codec
+trellis:3:effort=max       options of the format, as on the command line without dashes
 """
 
 from __future__ import annotations

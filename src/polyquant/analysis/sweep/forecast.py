@@ -62,9 +62,7 @@ def forecasts(
         work = sum(load.seconds for load in Workload(made, speed).loads(1))
         nbytes, files = _sizes(made, candidate.options.get("target_bpw"))
         passes = forward_seconds(made.steps, tokens + _RUNS * PROMPT, speed) / count
-        out.append(
-            Forecast(candidate, nbytes, files, _PROCESS + work / count, passes + 3 * NEW * nbytes / _BANDWIDTH)
-        )
+        out.append(Forecast(candidate, nbytes, files, _PROCESS + work / count, passes + 3 * NEW * nbytes / _BANDWIDTH))
     return out, speed
 
 

@@ -11,7 +11,7 @@ from polyquant.analysis.sweep import advice
 from polyquant.analysis.sweep.advice import Advice, Limits
 from polyquant.analysis.sweep.trials import Trial
 from polyquant.errors import printable
-from polyquant.tables import Table, size
+from polyquant.tables import Row, Table, size
 
 __all__ = ["Sweep"]
 
@@ -65,7 +65,7 @@ class Sweep:
         """Names of the candidates that no other one beats in both size and divergence."""
         return advice.efficient(self.trials)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """A flat row for the source and each candidate, which `pandas.DataFrame` takes."""
         named = self.efficient
         return [self.reference.row(efficient=False), *(t.row(efficient=t.name in named) for t in self.trials)]

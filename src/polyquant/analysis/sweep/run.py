@@ -361,8 +361,10 @@ class _Run:
         if (reason := self._no_room(forecast)) is not None:
             return replace(trial, reason=reason)
         answer = self._measure(candidate)
-        return self._ended(trial, candidate, answer) if answer.result is None else self._known(
-            trial, self.folder.entries[candidate.key]
+        return (
+            self._ended(trial, candidate, answer)
+            if answer.result is None
+            else self._known(trial, self.folder.entries[candidate.key])
         )
 
     def _measure(self, candidate: Candidate) -> Answer:
@@ -401,9 +403,7 @@ class _Run:
             damage = result.pop("damage")
             if candidate.shares_plan and shared is None:
                 self.folder.record("damage", family=candidate.family, measured=damage)
-            self.folder.record(
-                "converted", key=candidate.key, path=path.name, files=file_states(path), **result
-            )
+            self.folder.record("converted", key=candidate.key, path=path.name, files=file_states(path), **result)
         return answer
 
     def _ended(self, trial: Trial, candidate: Candidate, answer: Answer) -> Trial:

@@ -11,6 +11,7 @@ from polyquant.analysis.speed import Speed
 from polyquant.conversion.report import StepReport
 from polyquant.findings import Finding, Findings, Severity
 from polyquant.ops.metrics import ErrorSums
+from polyquant.tables import Row
 
 __all__ = ["Measurement", "Status", "Trial"]
 
@@ -115,7 +116,7 @@ class Trial:
         """Error sums of the weights."""
         return sum((s.error for s in self.steps if s.error is not None), ErrorSums())
 
-    def row(self, *, efficient: bool) -> dict[str, Any]:
+    def row(self, *, efficient: bool) -> Row:
         """The figures as a flat row; None where nothing was measured."""
         found, speed, perplexity = self.divergence, self.speed, self.perplexity
         return {

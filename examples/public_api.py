@@ -95,6 +95,14 @@ def run(model: Path, folder: Path) -> None:
     print(evaluation, importance, sep="\n")
 
 
+def choose(model: Path, folder: Path) -> None:
+    """Measure two quantizations and choose one."""
+    found: pq.Sweep = pq.sweep(
+        model, text=folder / "text.txt", work=folder / "sweep", recipes=["q8_0"], context=32, tokens=64, requantize=True
+    )
+    print(found, found.advice.sentence, found.recommended, found.rows()[1]["kl"], sep="\n")
+
+
 def change(model: Path, folder: Path) -> None:
     """Edit metadata of a copy; write an msModelSlim folder and repair it."""
     name = pq.Meta(pq.Kind.STRING, "demo")
@@ -145,6 +153,7 @@ def main(folder: Path) -> None:
     codes()
     small = convert(outcome.path, folder)
     run(small, folder)
+    choose(outcome.path, folder)
     change(outcome.path, folder)
     save(folder)
     lists()

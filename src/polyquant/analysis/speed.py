@@ -1,6 +1,6 @@
 """Speed and memory of a model on this machine: loading, a prompt, and token by token.
 
-Measured in a process that does nothing else before: the peak memory is that of the whole process.
+The peak memory is that of the whole process, so each model is measured in a new one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ __all__ = ["NEW", "PROMPT", "Speed", "measure_speed"]
 
 PROMPT, NEW = 256, 32
 """Tokens of the prompt, and tokens decoded after it."""
-_REPEATS, _SECONDS = 3, 60.0
-"""Repetitions; none begins later than this after the first."""
+_REPEATS, _LEAST, _MOST = 3, 1.0, 60.0
+"""Least repetitions and seconds; none begins later than the last number of seconds after the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Medians of `repeats` runs: tokens per second of the prompt and of decoding; seconds to load a file that the
     system has cached; peak resident memory of the process in bytes.
+
+    spread: of the middle half of the decoding rates, divided by their median; large if other programs were running.
     """
 
     prompt: float
@@ -40,6 +42,7 @@ class Speed:
     load: float
     memory: int
     repeats: int
+    spread: float
 
     def to_json(self) -> dict[str, Any]:
         """The values as JSON-compatible types."""
@@ -60,12 +63,14 @@ def measure_speed(path: str | os.PathLike[str], text: str | os.PathLike[str], th
     prompt = np.resize(ids, min(PROMPT, room))
     prompts: list[float] = []
     decodes: list[float] = []
-    until = perf_counter() + _SECONDS
-    while len(prompts) < _REPEATS and (not prompts or perf_counter() < until):
+    start = perf_counter()
+    while not prompts or ((spent := perf_counter() - start) < _MOST and (len(prompts) < _REPEATS or spent < _LEAST)):
         first, rest = _run(model, prompt)
         prompts.append(len(prompt) / first)
         decodes.append(NEW / rest)
-    return Speed(median(prompts), median(decodes), loaded, peak_bytes(), len(prompts))
+    low, high = np.quantile(decodes, (0.25, 0.75))
+    spread = float(high - low) / median(decodes)
+    return Speed(median(prompts), median(decodes), loaded, peak_bytes(), len(prompts), spread)
 
 
 def _run(model: Model, prompt: Sequence[int] | NDArray[np.int64]) -> tuple[float, float]:

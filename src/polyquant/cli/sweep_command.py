@@ -56,7 +56,9 @@ Examples:
     "each with options (trellis:3:effort=max).  [default: a ladder for the model's size]",
 )  # fmt: skip
 @click.option("--bpw", metavar="LOW..HIGH", help="Also these target sizes in bits per weight, allocated per tensor.")
-@click.option("--bpw-step", type=click.FloatRange(0.01), default=0.5, show_default=True, metavar="X", help="Of --bpw.")
+@click.option(
+    "--bpw-step", type=click.FloatRange(0.01), default=0.5, show_default=True, metavar="X", help="Step of --bpw."
+)
 @click.option(
     "--work", type=click.Path(), metavar="DIR",
     help="Folder of candidates and results; the same command resumes.  [default: SRC's name with -sweep]",
@@ -66,7 +68,9 @@ Examples:
     help="Candidates to keep. efficient: those that no other one beats in size and divergence.",
 )  # fmt: skip
 @click.option("--max-time", type=_Duration(), help="Stop in time, e.g. 2h or 90min; the same command resumes.")
-@click.option("--max-disk", metavar="SIZE", help="Of the work folder, e.g. 20GB.  [default: 90 % of the free space]")
+@click.option(
+    "--max-disk", metavar="SIZE", help="Limit of the work folder, e.g. 20GB.  [default: 90 % of the free space]"
+)
 @click.option(
     "--tokens", type=click.IntRange(2), default=8192, show_default=True, metavar="N", help="Use the first N tokens."
 )
@@ -213,6 +217,8 @@ def _print(result: Sweep) -> None:
     say("* efficient: no other candidate is both smaller and closer to the source")
     say_some((f"{t.name}: {t.reason}" for t in result.trials if t.status == "failed"), "failed: ")
     say_some((f"{t.name}: {t.reason}" for t in result.trials if t.status == "skipped"), "skipped: ")
+    if result.disturbed:
+        say("warning: ", result.disturbed)
     say()
     chosen = result.recommended
     say("recommended: " if chosen is not None else "", result.advice.sentence)

@@ -89,17 +89,17 @@ class Candidate:
 class Overview:
     """The reference and the candidates. efficient: labels of those that no other one beats in both size and error.
 
-    scope: the tensors of which errors are measured. Of a sweep: advice, its recommendation; machine, where speeds were
-    measured; left_out: name, status and reason of candidates without figures.
+    For a sweep, advice: its recommendation; machine: where speeds were measured; warning: about them; left_out: name,
+    status and reason of candidates without figures.
     """
 
     reference: Candidate
     candidates: tuple[Candidate, ...]
     efficient: frozenset[str]
     text: str = ""
-    scope: str = "all tensors that both have"
     advice: str = ""
     machine: str = ""
+    warning: str = ""
     left_out: tuple[tuple[str, str, str], ...] = ()
 
 

@@ -31,7 +31,7 @@ from polyquant.types import Ternary
 
 __all__ = ["Candidate", "bits_range", "file_path", "informative_order", "ladder", "parse_candidate"]
 
-_TERNARY = ("i2_s", "tl1", "tq2_0", "tq1_0")
+_TERNARY = ("i2_s", "tq2_0", "tq1_0")
 _SMALL = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs", "q3_k_m")
 _LARGE = ("q8_0", "q5_k_m", "q4_k_m", "iq4_xs", "q3_k_m", "q2_k")
 _HUGE = ("q6_k", "q4_k_m", "iq4_xs", "q3_k_m", "q2_k", "q2_k_s")

@@ -1,4 +1,4 @@
-"""One step of a sweep in a process of its own: convert, evaluate the source, or measure a model.
+"""One step of a sweep in a separate process: convert, evaluate the source, or measure a model.
 
 The request is one line of JSON on stdin; stdout gets lines of JSON: progress, then the result or the error. The process
 ends when stdin is closed, so that it never survives the sweep that started it.
@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from polyquant.errors import PolyquantError
+
+if TYPE_CHECKING:
+    from polyquant.conversion.report import Report, StepReport
+    from polyquant.ops.metrics import ErrorSums
+    from polyquant.types import Weight
 
 __all__ = ["main"]
 
 _EVERY = 0.2
 """Seconds between lines of progress."""
+_BLOCK = 1 << 22
+"""Weights that are decoded at once."""
 
 
 class _Speaker:
@@ -66,8 +75,33 @@ def _convert(request: Mapping[str, Any], speaker: _Speaker) -> dict[str, Any]:
         "seconds": perf_counter() - start,
         "damage": dict(made.measured),
         "nbytes": sum(s.nbytes for s in report.steps),
-        "steps": [s.to_json() for s in report.steps],
+        "steps": [s.to_json() for s in _with_copied(report)],
     }
+
+
+def _with_copied(report: Report) -> list[StepReport]:
+    """The steps with the sums of copied tensors too: a relative error is over all weights, as in `compare`."""
+    from polyquant.opening import open_checkpoint
+
+    made = open_checkpoint(report.path)
+    return [
+        replace(s, error=_sums(made[s.tensor])) if s.error is None and s.tensor in made else s for s in report.steps
+    ]
+
+
+def _sums(weight: Weight) -> ErrorSums:
+    """Error sums of a tensor against itself."""
+    from polyquant.ops.metrics import ErrorSums, error_sums
+    from polyquant.types import as_matrix
+
+    rows, k = as_matrix(weight.shape)
+    step = max(1, _BLOCK // max(1, k)) if weight.codec.row_sliced and len(weight.shape) > 1 else max(1, rows)
+    total = ErrorSums()
+    for start in range(0, rows, step):
+        part = slice(start, min(rows, start + step)) if step < rows else None
+        floats = weight.dequantize(rows=part)
+        total += error_sums(floats, floats)
+    return total
 
 
 def _source(request: Mapping[str, Any], speaker: _Speaker) -> dict[str, Any]:
@@ -117,6 +151,7 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """Read the request, do the task, write the result."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script
     request = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     speaker = _Speaker(sys.stdout)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Any
 from polyquant.errors import PlanError, printable
 from polyquant.storage import journal as journals
 from polyquant.storage.renames import named, sync_folder
-from polyquant.storage.source import state_of
 
 __all__ = ["WorkPlace", "file_states"]
 
@@ -84,7 +84,7 @@ class WorkPlace:
             self.damage[entry["family"]] = entry["measured"]
         else:
             self.entries.setdefault(entry["key"], {})[kind] = entry
-            if kind == "started":  # what follows belongs to this attempt
+            if kind == "started":  # later entries belong to this attempt
                 self.entries[entry["key"]] = {kind: entry}
 
     def record(self, kind: str, **values: Any) -> None:
@@ -183,12 +183,12 @@ def _is_ours(journal: Path) -> bool:
 
 
 def _state(path: Path) -> list[int] | None:
-    """The state of a regular file without other names; None for anything else."""
+    """Size and time of a regular file; None for anything else."""
     try:
         status = path.lstat()
     except OSError:
         return None
-    return list(state_of(status)) if path.is_file() and not path.is_symlink() else None
+    return [status.st_size, status.st_mtime_ns] if stat.S_ISREG(status.st_mode) else None
 
 
 def file_states(path: Path) -> dict[str, list[int]]:

@@ -20,8 +20,8 @@ from polyquant.types import Floats
 
 __all__ = ["Forecast", "forecasts", "source_seconds"]
 
-_PROCESS = 1.5
-"""Seconds to start the two processes of a candidate."""
+_PROCESS = 4.0
+"""Seconds to start the two processes of a candidate, and least time of the speed measurement."""
 _BANDWIDTH = 5e9
 """Bytes per second that decoding reads."""
 _RUNS = 4

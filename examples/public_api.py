@@ -1,4 +1,4 @@
-"""Use every public name of polyquant, on a demo model of two megabytes.
+"""Use every public name of polyquant, on a small demo model.
 
 `make lint` checks this script with mypy --strict, and the tests run it.
 
@@ -103,6 +103,15 @@ def choose(model: Path, folder: Path) -> None:
     print(found, found.advice.sentence, found.recommended, found.rows()[1]["kl"], sep="\n")
 
 
+def picture(model: Path, folder: Path) -> None:
+    """Put two models side by side: a table, figures, a page."""
+    page: pq.ReportPage = pq.report(folder / "small.gguf", against=model)
+    figure: pq.Figure = page.figure("error_map")
+    print(page, figure, [row["efficient"] for row in page.rows()])
+    (folder / "errors.svg").write_text(figure.svg(), encoding="utf-8")
+    page.save(folder / "report.html")
+
+
 def change(model: Path, folder: Path) -> None:
     """Edit metadata of a copy; write an msModelSlim folder and repair it."""
     name = pq.Meta(pq.Kind.STRING, "demo")
@@ -149,11 +158,13 @@ def errors(folder: Path) -> None:
 def main(folder: Path) -> None:
     """Run everything in `folder`."""
     outcome: pq.Outcome = next(pq.demo(folder))
+    assert (pq.demo_model("llama") / "config.json").is_file()
     look(outcome.path)
     codes()
     small = convert(outcome.path, folder)
     run(small, folder)
     choose(outcome.path, folder)
+    picture(outcome.path, folder)
     change(outcome.path, folder)
     save(folder)
     lists()

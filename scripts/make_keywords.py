@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
+from inspect import unwrap
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -76,8 +77,12 @@ def page() -> str:
     for form in built_in:
         if form.target is not None:
             _gather(form.target.options, both)
-    written = plan.__kwdefaults__ or {}
-    own = {name: _Keyword([_OWN.get(name, plan.__annotations__[name])], [value]) for name, value in written.items()}
+    written = unwrap(plan).__kwdefaults__ or {}
+    own = {
+        name: _Keyword([_OWN.get(name, plan.__annotations__[name])], [value])
+        for name, value in written.items()
+        if name != "progress"  # `convert` has its own
+    }
     return _HEAD + "".join(
         [
             _typed_dict(

@@ -68,3 +68,13 @@ def demo_files(tmp_path_factory):
         return made[model, codec]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def command_server():
+    """Runs the command in forks of one process."""
+    from cli.child import Server
+
+    server = Server()
+    yield server
+    server.close()

@@ -1,4 +1,4 @@
-"""A local S3 server behind a proxy that injects faults, in a separate process.
+"""A local S3 server with a proxy that injects faults, in a separate process.
 
     with s3_server() as server:      # sets the environment: endpoint, credentials
         server.faults(0.05, seed=1)  # the share of requests that fail from now on

@@ -12,6 +12,7 @@ UNSANITIZED = {
     "fuzz/test_targets.py": _SPACE,
     "cli/test_hostile.py": f"{_MEMORY}; {_TIME}",
     "conversion/test_memory.py": _MEMORY,
+    "docs/test_console.py::test_commands": "starts a hundred interpreters, each with the sanitizers",
     "crash/test_every_point.py::test_no_change_escapes": "strace would see the calls of the sanitizers",
 }
 

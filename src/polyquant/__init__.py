@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from polyquant.analysis.compare import compare as compare
     from polyquant.analysis.demo import Outcome as Outcome
     from polyquant.analysis.demo import demo as demo
+    from polyquant.analysis.demo import demo_model as demo_model
     from polyquant.analysis.doctor import Check as Check
     from polyquant.analysis.doctor import doctor as doctor
     from polyquant.analysis.evaluate import Evaluation as Evaluation
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from polyquant.analysis.explain import explain as explain
     from polyquant.analysis.inspect import Inspection as Inspection
     from polyquant.analysis.inspect import inspect as inspect
+    from polyquant.analysis.report.figures import Figure as Figure
+    from polyquant.analysis.report.figures import ReportPage as ReportPage
+    from polyquant.analysis.report.figures import report as report
     from polyquant.analysis.sweep.results import Sweep as Sweep
     from polyquant.analysis.sweep.run import sweep as sweep
     from polyquant.analysis.validate import validate as validate
@@ -86,11 +90,12 @@ _MODULES = {
     "analysis.certify": "Certificate certify",
     "analysis.checksum": "Checksums checksum",
     "analysis.compare": "Comparison compare",
-    "analysis.demo": "Outcome demo",
+    "analysis.demo": "Outcome demo demo_model",
     "analysis.doctor": "Check doctor",
     "analysis.evaluate": "Evaluation evaluate",
     "analysis.inspect": "Inspection inspect",
     "analysis.explain": "explain",
+    "analysis.report.figures": "Figure ReportPage report",
     "analysis.sweep.results": "Sweep",
     "analysis.sweep.run": "sweep",
     "analysis.validate": "validate",
@@ -123,14 +128,12 @@ _CALLABLE = ("codecs", "formats", "recipes")
 
 __all__ = [
     "Certificate", "Check", "Checkpoint", "Checksums", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited",
-    "Evaluation", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection", "Kind",
-    "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo",
-    "RemoteError", "Repaired",
-    "Report", "Row", "Rule", "Severity", "Sweep", "Tabular", "Token", "UnknownNameError", "UnsupportedError", "Weight",
-    "__version__", "certify",
-    "checksum", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats",
-    "importance", "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "save", "sweep",
-    "validate",
+    "Evaluation", "Figure", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection",
+    "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "RemoteError",
+    "Repaired", "Report", "ReportPage", "Row", "Rule", "Severity", "Sweep", "Tabular", "Token", "UnknownNameError",
+    "UnsupportedError", "Weight", "__version__", "certify", "checksum", "codec", "codecs", "compare", "convert", "demo",
+    "demo_model", "doctor", "edit", "evaluate", "explain", "formats", "importance", "inspect", "load", "merge", "open",
+    "plan", "quantize", "recipes", "repair", "report", "save", "sweep", "validate",
 ]  # fmt: skip
 
 

@@ -19,7 +19,17 @@ from polyquant.errors import CodecError, InputError, UnsupportedError
 from polyquant.operations import Index, Operation, Same
 from polyquant.types import F32, ArraySpec, Codec, Parts, StoredArray, Weight, as_matrix
 
-__all__ = ["HeldArray", "expert", "experts", "float_rows", "in_memory", "matrix_name", "stored_rows", "whole_floats"]
+__all__ = [
+    "HeldArray",
+    "expert",
+    "experts",
+    "float_rows",
+    "in_memory",
+    "matrix_name",
+    "row_span",
+    "stored_rows",
+    "whole_floats",
+]
 
 _GAP = 1 << 16
 """Gaps of at most this size between rows are read rather than skipped."""
@@ -160,6 +170,12 @@ def _taken(whole: NDArray[Any], cut: Cut) -> NDArray[Any]:
         for p in cut.pieces
     ]
     return arrays[0] if len(arrays) == 1 and not cut.axis else np.concatenate(arrays, axis=cut.axis)
+
+
+def row_span(weight: Weight, rows: slice) -> Weight:
+    """Rows [a, b) of a row_sliced weight as a matrix of their own; nothing is read."""
+    pieces = {part: _Piece(array, Cut((rows,))) for part, array in weight.arrays.items()}
+    return Weight(weight.name, (rows.stop - rows.start, weight.shape[-1]), weight.codec, pieces)
 
 
 def matrix_name(stack: str, index: int) -> str:

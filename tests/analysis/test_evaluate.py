@@ -129,11 +129,11 @@ def test_bytes_are_counted_in_utf8(tmp_path):
 
 def test_progress_ends_with_the_result():
     told = []
-    found = polyquant.evaluate(
-        UNTIED / "hf", text=HELD_OUT, tokens=300, context=64, on_progress=lambda *event: told.append(event)
-    )
-    assert [done for done, _, _ in told] == [31 * (i + 1) for i in range(found.windows)]
-    assert told[-1] == (found.model.tokens, found.model.tokens, f"perplexity {found.model.perplexity.value:.4g}")
+    found = polyquant.evaluate(UNTIED / "hf", text=HELD_OUT, tokens=300, context=64, on_progress=told.append)
+    assert [event.done for event in told] == [31 * (i + 1) for i in range(found.windows)]
+    last = told[-1]
+    assert last.done == last.total == found.model.tokens
+    assert last.tensor == f"perplexity {found.model.perplexity.value:.4g}"
 
 
 # ---------------------------------------------------------------- against another

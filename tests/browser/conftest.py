@@ -1,4 +1,4 @@
-"""Pages in headless Chromium: what they log and request is recorded, and neither may happen unless a test allows it.
+"""Pages in headless Chromium. Log messages and requests are recorded, and fail the test unless it allows them.
 
 Needs Chromium (Debian: apt-get install chromium) and the extra `browser`; skipped without either.
 """
@@ -32,7 +32,7 @@ def browser() -> Iterator[Any]:
 
 @dataclass
 class Visit:
-    """An open page, what it logged and what it requested."""
+    """An open page, its log messages and its requests."""
 
     page: Any
     problems: list[str] = field(default_factory=list)

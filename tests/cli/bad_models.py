@@ -242,4 +242,4 @@ UNRUNNABLE: dict[str, Maker] = {
     "GGUF matrix of a wrong shape": entry("blk.0.ffn_up.weight", dims=(512, 128)),
     "GGUF matrix of a terabyte": huge("blk.0.ffn_up.weight", (1 << 20, 1 << 20)),
 }  # fmt: skip
-"""`run` gives one line and exit code 2, costs little, and allocates nothing of what is claimed."""
+"""`run` gives one line and exit code 2, costs little, and does not allocate the sizes that the file declares."""

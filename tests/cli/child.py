@@ -9,12 +9,16 @@ import importlib
 import json
 import os
 import resource
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 LEFT_OUT = (
     "polyquant.integrations",
@@ -57,11 +61,18 @@ class Server:
 
     def run(self, *args: object, file_limit: int | None = None, columns: int = 80) -> Outcome:
         """file_limit: maximum file size in bytes, to simulate a full disk."""
-        call = {"args": [os.fspath(a) if isinstance(a, Path) else str(a) for a in args]}
+        asked = {"args": [os.fspath(a) if isinstance(a, Path) else str(a) for a in args]}
         assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.write(json.dumps({**call, "file_limit": file_limit, "columns": columns}) + "\n")
+        self._child.stdin.write(json.dumps({**asked, "file_limit": file_limit, "columns": columns}) + "\n")
         self._child.stdin.flush()
         return Outcome(**json.loads(self._child.stdout.readline()))
+
+    def listen(self, path: Path) -> None:
+        """Let a fork answer the clients of a socket, for tests whose commands run in a shell (docs/console.py)."""
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.write(json.dumps({"listen": str(path)}) + "\n")
+        self._child.stdin.flush()
+        assert self._child.stdout.readline() == "listening\n"
 
     def close(self) -> None:
         assert self._child.stdin is not None
@@ -69,17 +80,12 @@ class Server:
         self._child.wait()
 
 
-def _call(args: list[str], file_limit: int | None, columns: int, out: int, err: int) -> None:
-    """In the forked child: never returns."""
+def call(args: list[str], ended: Callable[[int], None] = os._exit) -> NoReturn:
+    """Run the command in a forked child, and end the child; ended: is given the exit code first."""
     from polyquant.cli import main
 
     code = 70
     try:
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.environ["COLUMNS"] = str(columns)
-        if file_limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
         main(args)
         code = 0
     except SystemExit as e:
@@ -89,7 +95,18 @@ def _call(args: list[str], file_limit: int | None, columns: int, out: int, err: 
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        ended(code)
         os._exit(code)
+
+
+def _call(args: list[str], file_limit: int | None, columns: int, out: int, err: int) -> NoReturn:
+    """In the forked child."""
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.environ["COLUMNS"] = str(columns)
+    if file_limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+    call(args)
 
 
 def warm() -> None:
@@ -116,12 +133,17 @@ def _serve() -> None:
     if (pid := os.fork()) == 0:
         os._exit(0)
     base = os.wait4(pid, 0)[2].ru_maxrss
+    listeners = []
     for line in sys.stdin:
-        call = json.loads(line)
+        asked = json.loads(line)
+        if "listen" in asked:
+            listeners.append(_listen(asked["listen"]))
+            print("listening", flush=True)
+            continue
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             pid = os.fork()
             if pid == 0:
-                _call(call["args"], call["file_limit"], call["columns"], out.fileno(), err.fileno())
+                _call(asked["args"], asked["file_limit"], asked["columns"], out.fileno(), err.fileno())
             _, status, used = os.wait4(pid, 0)
             texts = []
             for f in (out, err):
@@ -135,6 +157,22 @@ def _serve() -> None:
             "rss": 0 if _SANITIZED else (used.ru_maxrss - base) * 1024,
         }
         print(json.dumps(answer), flush=True)
+    for pid in listeners:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _listen(path: str) -> int:
+    """Fork a process that answers clients; its id."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from docs.console import answer
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    if (pid := os.fork()) == 0:
+        answer(listener)
+    listener.close()
+    return pid
 
 
 if __name__ == "__main__":

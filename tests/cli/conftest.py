@@ -1,11 +1,7 @@
 import pytest
 
-from cli.child import Server
-
 
 @pytest.fixture(scope="session")
-def polyquant():
+def polyquant(command_server):
     """Run the command: polyquant("inspect", path) -> Outcome."""
-    server = Server()
-    yield server.run
-    server.close()
+    return command_server.run

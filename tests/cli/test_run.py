@@ -362,3 +362,15 @@ def test_control_characters_do_not_reach_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
     stream(said.replace("\ud800", ""))
     assert capsys.readouterr().out == said.replace("\ud800", "")
+
+
+def test_an_answer_follows_a_json_schema(polyquant, tmp_path):
+    pytest.importorskip("llguidance")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 2, "maxItems": 3}')
+    found = json.loads(polyquant("run", LLAMA, "-p", PROMPT, "--json-schema", schema).out)
+    assert 2 <= len(found) <= 3 and all(isinstance(x, int) for x in found)
+    for text, words in (("[]", "the schema has the wrong type"), ("{", "JSON"), ('{"not": {}}', "Unimplemented keys")):
+        schema.write_text(text)
+        refused = polyquant("run", LLAMA, "-p", PROMPT, "--json-schema", schema)
+        assert refused.code == 2 and words in refused.err and refused.err.count("\n") == 1

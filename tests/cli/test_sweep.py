@@ -30,7 +30,7 @@ def test_the_output(swept):
     row = next(line.split() for line in lines if line.startswith("q8_0 *"))
     assert len(row) == 11  # name, mark, size, unit, bpw, perplexity, KL, two speeds, memory, unit
     assert any(line.startswith("failed: i2_s: ") and "needs ternary weights" in line for line in lines)
-    assert any(line.startswith("recommended: q8_0 is the smallest of the 1 candidates") for line in lines)
+    assert any(line.startswith("recommended: q8_0 is the only candidate within") for line in lines)
     assert lines[-1].strip().endswith("work/q8_0.gguf")
     told = ("sweep of", "failed: ", "warning: ", "recommended: ", "  /", "[", "* ")
     assert all(len(line) <= 80 or line.startswith(told) for line in lines)

@@ -184,7 +184,7 @@ def test_a_slow_worker_is_kept(threads, tmp_path, monkeypatch):
 
 
 def test_workers_that_still_run_at_the_end_are_ended(threads, tmp_path, monkeypatch):
-    """The target appears when nobody writes into it any more."""
+    """The target appears only after the last worker has stopped writing to it."""
     release = threading.Event()
     monkeypatch.setattr(driver, "SHORTEST_STRAGGLER", 0.1)
     made = threads(lambda number: number == 5 and release.wait(20))
@@ -233,7 +233,7 @@ def test_an_error_of_the_conversion_ends_the_job(threads, tmp_path):
 
 
 def test_a_source_that_cannot_be_opened_for_a_moment(threads, tmp_path, monkeypatch):
-    """An error while a worker makes its plan is no verdict: the driver could make it."""
+    """A worker that fails to plan is retried, because the driver was able to plan."""
     one = convert(tmp_path / "one")
     failing, planned = [1, 2, 3], worker._planned
 

@@ -173,7 +173,7 @@ def test_truncated_files_of_a_folder_are_rejected(folder):
     rng = np.random.default_rng(0)
     for name, raw in files.items():
         for n in sorted({0, 1, len(raw) // 2, len(raw) - 1, *rng.integers(0, len(raw), 10).tolist()}):
-            if not raw[n:].strip():  # the last line end of a text
+            if not raw[n:].strip():  # the last line end of a text file
                 assert changed(folder, name, raw[:n]) == whole
             else:
                 assert changed(folder, name, raw[:n]) is None, (name, n)

@@ -27,7 +27,7 @@ from polyquant.errors import PolyquantError
 LIMIT = 2.0
 """Seconds of processor time for one input."""
 KEPT = 200_000
-"""Larger files are cut to so many bytes before they are mutated: what is hostile stands at the front."""
+"""Larger files are truncated to this size before they are mutated: errors are most likely in headers."""
 
 
 def subjects() -> list[Path]:

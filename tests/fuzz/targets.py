@@ -327,9 +327,9 @@ def _request(data: bytes, folder: Path) -> bool:
     except PolyquantError:
         return False
     parsers = (
-        lambda: completion_request(body, "m"),
-        lambda: chat_request(body, "m"),
-        lambda: embedding_request(body, "m", 32),
+        lambda: completion_request(body),
+        lambda: chat_request(body),
+        lambda: embedding_request(body, 32),
     )
     return sum(accepted(parse) for parse in parsers) > 0  # every parser runs
 

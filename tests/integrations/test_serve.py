@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ from polyquant.errors import InputError
 from polyquant.integrations.server import requests, serving
 from polyquant.integrations.server.app import Access
 from polyquant.integrations.server.engine import Engine, Finish
-from polyquant.integrations.server.queue import Line
+from polyquant.integrations.server.queue import Line, Turn
 from polyquant.integrations.server.refusal import RequestError, refusal_of
 from polyquant.integrations.server.requests import chat_request, completion_request
 
@@ -78,7 +79,7 @@ def running(folder, *options, code=0, program=("-m", "polyquant"), **env):
 
 @pytest.fixture(scope="module")
 def url(folder):
-    with running(folder, "--queue", "1", "--max-body", "20000") as (_, found):
+    with running(folder, "--queue", "1", "--parallel", "1", "--max-body", "20000") as (_, found):
         yield found
 
 
@@ -215,7 +216,7 @@ BAD = {
     "long": ({"prompt": [5] * 600}, openai.BadRequestError, "600 tokens, the model's context 512"),
     "vocabulary": ({"prompt": [99999]}, openai.BadRequestError, "99999"),
     "empty": ({"prompt": []}, openai.BadRequestError, "'prompt' must be"),
-    "bias": ({"logit_bias": {"5": 1}}, openai.BadRequestError, "'logit_bias' is not supported"),
+    "bias": ({"logit_bias": {"99999": 1}}, openai.BadRequestError, "logit_bias has a token outside the vocabulary"),
     "unknown": ({"extra_body": {"temprature": 1}}, openai.BadRequestError, "did you mean 'temperature'"),
 }
 
@@ -268,8 +269,14 @@ REFUSED = {
     "top_p": {"top_p": 0},
     "max_tokens": {"max_tokens": 0},
     "tools": {"tools": [{"type": "function"}]},
-    "json": {"response_format": {"type": "json_object"}},
-    "top_logprobs": {"logprobs": True, "top_logprobs": 3},
+    "format": {"response_format": {"type": "xml"}},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": 5}},
+    "top_logprobs": {"top_logprobs": 3},
+    "many top_logprobs": {"logprobs": True, "top_logprobs": 21},
+    "penalty": {"frequency_penalty": 2.5},
+    "bias": {"logit_bias": {"x": 1}},
+    "strong bias": {"logit_bias": {"5": 101}},
+    "biases": {"logit_bias": {str(i): 1 for i in range(1025)}},
     "stops": {"stop": ["a", "b", "c", "d", "e"]},
     "empty stop": {"stop": ""},
     "stream_options": {"stream_options": {"include_usage": True}},
@@ -278,16 +285,15 @@ REFUSED = {
     "no messages": {"messages": []},
     "calls": {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
     "limits": {"max_tokens": 3, "max_completion_tokens": 4},
-    "no model": {"model": None},
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_fields(name):
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-    chat_request(body, "m")
+    chat_request(body)
     with pytest.raises(RequestError) as caught:
-        chat_request({**body, **REFUSED[name]}, "m")
+        chat_request({**body, **REFUSED[name]})
     assert caught.value.status == 400 and caught.value.param and "\n" not in str(caught.value)
 
 
@@ -296,7 +302,7 @@ def test_refused_fields(name):
 )
 def test_bodies_of_the_wrong_type(body):
     with pytest.raises(RequestError):
-        completion_request(body, "m")
+        completion_request(body)
 
 
 def test_values_without_effect_pass():
@@ -310,9 +316,7 @@ def test_values_without_effect_pass():
         "echo": False,
         "best_of": 1,
     }
-    request = completion_request(
-        {"model": "m", "prompt": "x", "frequency_penalty": 0, "logit_bias": {}, **harmless}, "m"
-    )
+    request = completion_request({"model": "m", "prompt": "x", "frequency_penalty": 0, "logit_bias": {}, **harmless})
     assert request.sampling.seed == (1 << 64) - 1 and request.sampling.top_k == 0 and request.sampling.temperature == 1
     assert request.max_tokens == 16
 
@@ -320,11 +324,11 @@ def test_values_without_effect_pass():
 def test_recommended_sampling_is_the_default_and_requests_override_it():
     defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-    found = chat_request(body, "m", defaults).sampling
+    found = chat_request(body, defaults).sampling
     assert (found.temperature, found.top_k, found.top_p, found.repetition_penalty) == (0.6, 20, 0.95, 1.05)
-    found = chat_request({**body, "temperature": 1.5, "top_k": -1}, "m", defaults).sampling
+    found = chat_request({**body, "temperature": 1.5, "top_k": -1}, defaults).sampling
     assert (found.temperature, found.top_k, found.top_p) == (1.5, 0, 0.95)
-    assert completion_request({"model": "m", "prompt": "x"}, "m", defaults).sampling.temperature == 0.6
+    assert completion_request({"model": "m", "prompt": "x"}, defaults).sampling.temperature == 0.6
 
 
 def test_an_engine_uses_the_recommended_sampling(tmp_path):
@@ -351,6 +355,9 @@ def test_server_paths_are_not_returned():
         ("connections | {},", serving._CONNECTIONS),
         ("at most {} in total", requests.MAX_CHOICES),
         ("up to {}; the answer ends", requests.MAX_STOPS),
+        ("`top_logprobs` from 0 to {}", requests.MAX_TOP),
+        ("0 to {} (completions)", requests.MAX_COMPLETION_TOP),
+        ("at most {:,} tokens", requests.MAX_BIASES),
         ("default {} for completions", requests.COMPLETION_TOKENS),
     ],
 )
@@ -404,48 +411,47 @@ def test_disconnected_clients_and_a_full_queue(client):
     waited(client, False, 0)
 
 
-def test_queue_is_ordered_bounded_and_cancellable():
+def test_requests_take_turns_and_the_queue_is_bounded_and_cancellable():
     async def scene():
-        line, go, seen = Line(1), threading.Event(), []
+        line, go, seen = Line(1, parallel=1), threading.Event(), []
 
-        def work(name):
-            def run(stopped):
-                seen.append(name)
-                go.wait(30)
-                while not stopped() and name == "endless":
-                    yield name
+        def work(name, turn):
+            try:
+                while not go.wait(0.001) or name == "endless":
+                    seen.append(name)
+                    yield turn
                 yield name
+            finally:
+                seen.append(f"end of {name}")
 
-            return run
-
-        async def ask(name):
+        async def ask(name, turn=Turn.RUNNING):
             with line.enter() as ticket:
-                return [x async for x in ticket.run(work(name))]
+                return [x async for x in ticket.run(work(name, turn))]
 
         first = asyncio.create_task(ask("first"))
-        second = asyncio.create_task(ask("second"))
-        await asyncio.sleep(0)
-        while not seen:
+        second = asyncio.create_task(ask("second", Turn.WAITING))
+        while len(seen) < 9:
             await asyncio.sleep(0.001)
-        assert (line.running, line.waiting) == (True, 1)
+        assert all(a != b for a, b in itertools.pairwise(seen[1:9]))  # in turn
+        assert (line.running, line.waiting) == (1, 1)
         with pytest.raises(RequestError, match="busy"):
             line.enter()
-        second.cancel()  # while it waits: its place is free at once
-        await asyncio.gather(second, return_exceptions=True)
-        await asyncio.sleep(0)
+        second.cancel()
+        while line.waiting:  # its place is free at its next turn
+            await asyncio.sleep(0.001)
+        assert "end of second" in seen
         third = asyncio.create_task(ask("endless"))
-        await asyncio.sleep(0)
-        go.set()
-        assert await first == ["first"]
         while "endless" not in seen:
             await asyncio.sleep(0.001)
+        go.set()
+        assert await first == ["first"]
         line.shut()
         with pytest.raises(RequestError, match="shutting down"):
             await third
         with pytest.raises(RequestError, match="shutting down"):
             line.enter()
         await line.close()
-        assert seen == ["first", "endless"] and not line.running and not line.waiting
+        assert {"end of first", "end of endless"} < set(seen) and line.running == line.waiting == 0
 
     asyncio.run(scene())
 
@@ -454,12 +460,12 @@ def test_errors_of_the_worker_reach_the_client():
     async def scene():
         line = Line(0)
 
-        def work(stopped):
+        def work():
             yield 1
             raise MemoryError
 
         with line.enter() as ticket, pytest.raises(MemoryError):
-            async for _ in ticket.run(work):
+            async for _ in ticket.run(work()):
                 pass
         await asyncio.sleep(0)
         with line.enter():  # the place is free again
@@ -474,8 +480,8 @@ def test_errors_of_the_worker_reach_the_client():
 
 def answers(engine, prompt, **fields):
     """Text, log probabilities, finish of the greedy answer."""
-    request = completion_request({"model": "m", "prompt": prompt, "temperature": 0, **fields}, "m")
-    *pieces, finish = [e for _, e in engine.answers(engine.prepare(request), lambda: False)]
+    request = completion_request({"model": "m", "prompt": prompt, "temperature": 0, **fields})
+    *pieces, finish = [e[1] for e in engine.answers(engine.prepare(request)) if not isinstance(e, Turn)]
     assert isinstance(finish, Finish)
     return "".join(p.text for p in pieces), [p.logprob for p in pieces], finish
 
@@ -500,20 +506,19 @@ def test_a_common_prefix_is_reused_with_equal_results(cache, folder):
         assert least - lost < finish.cached_tokens < finish.prompt_tokens == len(ids(prompt))
 
 
-def test_cancelling_leaves_a_usable_session(model):
+def test_cancelling_leaves_a_usable_cache(model):
     engine = Engine(model)
     body = {"model": "m", "prompt": [7] * 400, "temperature": 0, "max_tokens": 50}
-    (generation,) = engine.prepare(completion_request(body, "m"))
-    looks = iter([False, True, True])
-    assert list(engine.answers([generation], lambda: next(looks, True))) == []
-    (generation,) = engine.prepare(completion_request({**body, "prompt": PROMPT}, "m"))
-    looks = iter([False] * 6)
-    events = list(engine.answers([generation], lambda: next(looks, True)))
-    assert 0 < len(events) < 10 and not any(isinstance(e, Finish) for _, e in events)
+    for prompt, turns, least in (([7] * 400, 2, 0), (PROMPT, 6, 2)):  # within a prompt, and within an answer
+        work = engine.answers(engine.prepare(completion_request({**body, "prompt": prompt})))
+        seen = [next(work) for _ in range(turns)]
+        assert engine.batch.running == 1 and sum(not isinstance(e, Turn) for e in seen) >= least
+        work.close()
+        assert engine.batch.running == engine.batch.waiting == 0
     assert answers(engine, PROMPT)[0] == answers(Engine(model), PROMPT)[0]
 
 
-def test_a_failed_step_resets_the_session(model, monkeypatch):
+def test_a_failed_step_drops_the_cache(model, monkeypatch):
     engine = Engine(model)
     expected, *_ = answers(engine, PROMPT)
     hidden = type(model.decoder).hidden
@@ -525,8 +530,9 @@ def test_a_failed_step_resets_the_session(model, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(type(model.decoder), "hidden", fails)
-        with pytest.raises(MemoryError):
+        with pytest.raises(RequestError, match="out of memory") as caught:
             answers(engine, PROMPT, max_tokens=30)
+        assert caught.value.status == 500
     assert answers(engine, PROMPT)[0] == expected
 
 
@@ -555,7 +561,8 @@ STUCK = """
 import sys, time
 from polyquant.cli import main
 from polyquant.integrations.server.engine import Engine
-Engine.answers = lambda *_: (time.sleep(60) for _ in "x")  # a kernel that takes its time
+from polyquant.integrations.server.queue import Turn
+Engine.answers = lambda *_: (time.sleep(60) if i else Turn.RUNNING for i in range(2))  # a kernel that takes its time
 main(sys.argv[1:])
 """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import threading
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -21,8 +20,9 @@ from polyquant.errors import UnsupportedError
 from polyquant.integrations.server.app import Access, create_app
 from polyquant.integrations.server.embeddings import embedding_request
 from polyquant.integrations.server.engine import Engine
-from polyquant.integrations.server.queue import Line
+from polyquant.integrations.server.queue import Line, Turn
 from polyquant.integrations.server.refusal import RequestError
+from polyquant.integrations.server.served import Served
 
 TEXTS = ["the word", "of the lord", "in the beginning"]
 DEMO = Path(str(files("polyquant"))) / "demo/llama"
@@ -78,7 +78,7 @@ def ask(model, *requests):
 
     async def answers():
         line = Line(4)
-        app = create_app(Engine(model), line, "tiny", Access(hosts=None))
+        app = create_app([Served("tiny", Engine(model), line)], Access(hosts=None))
         found = [await reply(app, *request) for request in requests]
         await line.close()
         return found
@@ -187,10 +187,10 @@ def test_wrong_model_and_wrong_method(model):
 
 
 def test_fields_without_effect_are_accepted():
-    found = embedding_request({"model": "m", "input": "a", "user": "me", "encoding_format": None}, "m", 8)
+    found = embedding_request({"model": "m", "input": "a", "user": "me", "encoding_format": None}, 8)
     assert (found.inputs, found.base64, found.dimensions) == (("a",), False, None)
     with pytest.raises(RequestError, match="from 1 to 8"):
-        embedding_request({"model": "m", "input": "a", "dimensions": 9}, "m", 8)
+        embedding_request({"model": "m", "input": "a", "dimensions": 9}, 8)
 
 
 def test_nan_weights_are_a_server_error(model, monkeypatch):
@@ -200,12 +200,9 @@ def test_nan_weights_are_a_server_error(model, monkeypatch):
 
 
 def test_disconnecting_cancels_the_remaining_inputs(model):
-    """The worker checks for cancellation between two inputs."""
-    engine, stop = Engine(model), threading.Event()
-    events = engine.vectors([[2, 5, 3]] * 5, None, stop.is_set)
-    assert next(events)[0] == 0
-    stop.set()
-    assert list(events) == []
+    """Every input is a turn of its own, and work is cancelled between turns."""
+    events = list(Engine(model).vectors([[2, 5, 3]] * 3, None))
+    assert [e if e is Turn.RUNNING else e[0] for e in events] == [0, Turn.RUNNING, 1, Turn.RUNNING, 2, Turn.RUNNING]
 
 
 def test_pooling_can_be_requested(gguf, tmp_path):
@@ -216,5 +213,5 @@ def test_pooling_can_be_requested(gguf, tmp_path):
     with pytest.raises(UnsupportedError, match="choose a pooling"):
         Engine(bare)
     engine = Engine(bare, "cls")
-    ((_, vector),) = engine.vectors([[2, 5, 3]], None, lambda: False)
+    ((_, vector), _) = engine.vectors([[2, 5, 3]], None)
     np.testing.assert_array_equal(vector.values, bare.states([2, 5, 3])[0])

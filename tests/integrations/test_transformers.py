@@ -437,7 +437,7 @@ def test_scales_that_are_not_finite_are_refused(broken, dequantize):
 def test_other_devices_are_refused_in_one_line(model, device):
     from polyquant.hf import load_trellis_model
 
-    with pytest.raises(UnsupportedError, match="packed trellis weights run on the CPU") as caught:
+    with pytest.raises(UnsupportedError, match="packed weights run on the CPU") as caught:
         load_trellis_model(model, device_map=device)
     assert "\n" not in str(caught.value)
 
@@ -450,7 +450,7 @@ def test_device_maps_with_accelerate(model):
 
     for device_map in ("auto", "cpu", {"": "cpu"}):
         assert linear(auto(model, device_map=device_map)).weight.device == torch.device("cpu")
-    with pytest.raises(UnsupportedError, match="packed trellis weights run on the CPU"):
+    with pytest.raises(UnsupportedError, match="packed weights run on the CPU"):
         auto(model, device_map={"": "cuda:0"})
 
 

@@ -14,8 +14,8 @@ import polyquant as pq
 from golden import VECTORS
 from polyquant.analysis.report import charts
 from polyquant.analysis.report.gather import BINS, gather, layer_and_kind
-from polyquant.analysis.report.page import page, refuse_existing
-from polyquant.errors import PlanError
+from polyquant.analysis.report.page import page, refuse_existing, require_packages
+from polyquant.errors import PlanError, UnsupportedError
 
 pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
 
@@ -170,3 +170,10 @@ def test_existing_files(report, models, tmp_path):
     for bad, overwrite in ((target, False), (models[0], True), (tmp_path, True), (tmp_path / "no/where.html", True)):
         with pytest.raises(PlanError):
             refuse_existing(bad, overwrite=overwrite)
+
+
+@pytest.mark.parametrize("missing", ["vl_convert", "jinja2"])
+def test_missing_packages_are_named_before_any_work(missing, monkeypatch):
+    monkeypatch.setattr("polyquant.analysis.report.page.find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(UnsupportedError, match=r"pip install 'polyquant\[report\]'"):
+        require_packages()

@@ -1,4 +1,4 @@
-"""JSON constraints: every answer is valid for its schema, whatever the model prefers; hostile schemas are bounded."""
+"""JSON constraints: every answer is valid for its schema, regardless of the logits; hostile schemas are bounded."""
 
 from __future__ import annotations
 

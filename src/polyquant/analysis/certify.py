@@ -29,6 +29,7 @@ from polyquant.architectures.language_model import language_model
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError, PolyquantError, printable
 from polyquant.findings import Finding, Findings, Severity
+from polyquant.formats.progress import shows_progress
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
 from polyquant.storage.one_file import write_file
@@ -38,7 +39,7 @@ from polyquant.types import Checkpoint
 __all__ = ["Certificate", "CertifiedFiles", "certify", "refuse_output"]
 
 VERSION = 1
-"""Of the certificate's JSON; entries may be added within a version."""
+"""Version of the certificate's JSON; entries may be added within a version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class CertifiedFiles:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Certificate:
-    """What was compared, and the findings. certified: True if there is nothing but notes."""
+    """The compared files and tensors, and the findings. certified: True if all findings are notes."""
 
     source: CertifiedFiles
     target: CertifiedFiles
@@ -97,7 +98,7 @@ class Certificate:
 
     @property
     def summary(self) -> str:
-        """What was compared, in one line: parts joined by a semicolon."""
+        """The result in one line: parts joined by a semicolon."""
         counts: dict[str, int] = {}
         for t in self.tensors:
             counts[t.verdict] = counts.get(t.verdict, 0) + 1
@@ -135,6 +136,7 @@ class Certificate:
         }
 
 
+@shows_progress("certify")
 def certify(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -145,6 +147,7 @@ def certify(
     tile: Tile | None = None,
     repair: bool = False,
     axes: str | None = None,
+    progress: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Certificate:
     """Check that the checkpoint at `target` computes what the one at `source` does, and return the certificate.

@@ -13,6 +13,7 @@ from polyquant.analysis.integrity.files import model_files, sha256_list
 from polyquant.analysis.integrity.hashing import file_names, hash_all
 from polyquant.analysis.integrity.record import Checksums, is_record
 from polyquant.codecs.tl import Tile
+from polyquant.formats.progress import shows_progress
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_as
 from polyquant.storage.locations import is_folder, located
@@ -22,12 +23,14 @@ from polyquant.types import Checkpoint
 __all__ = ["Checksums", "checksum", "checksums_of", "recorded", "sha256_lines"]
 
 
+@shows_progress("checksum")
 def checksum(
     path: str | os.PathLike[str],
     *,
     ternary_layout: str | None = None,
     tile: Tile | None = None,
     threads: int | None = None,
+    progress: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Checksums:
     """Compute the digests of all tensors and files of a checkpoint.

@@ -19,6 +19,7 @@ from polyquant.analysis.side import Reader, Side
 from polyquant.architectures import translate
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError, printable
+from polyquant.formats.progress import shows_progress
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
 from polyquant.operations import Same
@@ -131,6 +132,7 @@ class Comparison:
         }
 
 
+@shows_progress("compare")
 def compare(
     a: str | os.PathLike[str],
     b: str | os.PathLike[str],
@@ -140,6 +142,7 @@ def compare(
     tile: Tile | None = None,
     repair: bool = False,
     axes: str | None = None,
+    progress: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Comparison:
     """Compare the checkpoint at `b` with the reference at `a`.

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from polyquant.analysis.divergence import Pair, Scores, compare_windows
 from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError, PlanError, printable
+from polyquant.formats.progress import shows_progress
+from polyquant.formats.steps import Progress
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations, load
 from polyquant.runtime.model import Model
@@ -36,9 +38,6 @@ __all__ = [
 ]
 
 DEFAULT_CONTEXT = 512
-
-Progress = Callable[[int, int, str], None]
-"""Called with (tokens scored, tokens to score, status)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +209,7 @@ class Evaluation:
         return out
 
 
+@shows_progress("evaluate")
 def evaluate(
     path: str | os.PathLike[str],
     *,
@@ -223,7 +223,8 @@ def evaluate(
     ternary_layout: str | None = None,
     against_layout: str | None = None,
     tile: Tile | None = None,
-    on_progress: Progress | None = None,
+    progress: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Evaluation:
     """Evaluate the checkpoint at `path` on the UTF-8 file `text`, and with `against` its divergence from that
     checkpoint.
@@ -325,14 +326,14 @@ def _same_vocabulary(model: Model, other: Model) -> None:
 class _Watch:
     """Count scored tokens and report the perplexity so far."""
 
-    def __init__(self, tell: Progress | None, total: int) -> None:
+    def __init__(self, tell: Callable[[Progress], None] | None, total: int) -> None:
         self.tell, self.total, self.done, self.nats = tell, total, 0, 0.0
 
     def __call__(self, window: Window, logs: NDArray[np.float64]) -> None:
         self.done += len(logs)
         self.nats -= float(logs.sum())
         if self.tell is not None:
-            self.tell(self.done, self.total, f"perplexity {_exp(self.nats / self.done):.4g}")
+            self.tell(Progress(self.done, self.total, f"perplexity {_exp(self.nats / self.done):.4g}", 0.0))
 
 
 def _exp(x: float) -> float:

@@ -21,6 +21,7 @@ from polyquant.capabilities import CountsSymbols, DecodesRows, Opaque, Tiled
 from polyquant.codecs.ternary import likely_zero_symbol
 from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError, PlanError, PolyquantError, UnsupportedError
+from polyquant.formats.progress import shows_progress
 from polyquant.formats.protocol import ChecksConsumers
 from polyquant.formats.steps import Progress
 from polyquant.opening import ChecksHeaders, detect, open_as, open_checkpoint
@@ -66,6 +67,7 @@ CODES = {
 }
 
 
+@shows_progress("validate")
 def validate(
     path: str | os.PathLike[str],
     *,
@@ -75,6 +77,7 @@ def validate(
     target: str | None = None,
     checksums: str | os.PathLike[str] | None = None,
     headers: bool = False,
+    progress: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Findings:
     """All findings about the checkpoint at `path`. An empty list means that it is valid.

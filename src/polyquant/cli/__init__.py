@@ -88,6 +88,9 @@ def cli() -> None:
     """Open, check, compare, convert, quantize and run LLM weights: GGUF files, Trellis and msModelSlim folders, Hugging
     Face folders (float, GPTQ, AWQ, compressed-tensors, FP8, MXFP4, packed BitNet).
     """
+    from polyquant.cli.memory import keep_freed_memory
+
+    keep_freed_memory()
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

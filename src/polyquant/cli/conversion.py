@@ -22,6 +22,7 @@ from polyquant.cli.console import (
     table,
     watcher,
 )
+from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.terminal import say, say_some
 from polyquant.conversion.convert import check_disk, convert, guess_format, plan, smaller
 from polyquant.conversion.execute import Engine, memory_limit, refuse_shared
@@ -30,9 +31,11 @@ from polyquant.conversion.steps import Plan
 from polyquant.conversion.tasks import Part, cost, parse_part, shares
 from polyquant.errors import PolyquantError, listed, printable
 from polyquant.formats.existing import refuse_existing, refuse_overlap, refuse_target
-from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 from polyquant.storage.locations import located
+from polyquant.types import Action
+
+_COMPUTED = (Action.QUANTIZE, Action.DEQUANTIZE, Action.REQUANTIZE)
 
 
 def run_conversion(
@@ -61,6 +64,8 @@ def run_conversion(
         else:
             say_some(refused, "without --dry-run this is refused: ")
         return
+    if any(s.action in _COMPUTED for s in conversion.steps):
+        note_slow_engine()
     with progress("converting") as tell:
         report = convert(
             conversion,
@@ -115,7 +120,7 @@ def part_command(argv: list[str], part: str | None) -> str:
 
 
 def print_share(made: Plan, part: Part) -> None:
-    """Print what one part of a plan does."""
+    """Print the share of one part of a plan."""
     parts = shares(made, part.count)
     tasks = parts[part.number - 1]
     share = cost(made, tasks) / max(1, sum(cost(made, p) for p in parts))
@@ -194,8 +199,6 @@ def print_plan(made: Plan, *, steps: bool) -> None:
         say(f"kept as floats: {listed(kept, 20)}")
     for name, why in list(made.translation.dropped.items())[:5]:
         say(f"left out: {printable(name)}: {printable(why)}")
-    if native.lib() is None:
-        say("note: no native kernels: slower, same bytes (see polyquant doctor)")
     say_some(made.warnings, "warning: ")
     if getattr(made.options, "target_bpw", None) is not None:
         print_allocation(made)

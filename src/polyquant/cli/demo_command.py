@@ -12,8 +12,8 @@ from polyquant.analysis.demo import LADDER, demo_model
 from polyquant.analysis.demo import demo as run
 from polyquant.analysis.inspect import inspect as look
 from polyquant.cli.console import decibel, size, table
+from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.terminal import say, styled
-from polyquant.ops import native
 
 
 @click.command(epilog="Example:  polyquant demo --out demo-out")
@@ -31,8 +31,7 @@ def demo(folder: str) -> None:
         model = look(demo_model(name))
         shown = f"{model.weights:,} weights, {size(model.nbytes)}, {model.bpw:.2f} bits per weight"
         say(styled(f"{name:7}", bold=True), f" {what}: {shown}")
-    if native.lib() is None:
-        say("No native kernels: numpy is used, with the same results but slower (see polyquant doctor).")
+    note_slow_engine()
     say()
     say("Each file below is written, validated against its source, and compared with it:")
     say()

@@ -15,6 +15,7 @@ import numpy as np
 from polyquant.architectures.pooling import KINDS, Kind
 from polyquant.cli.console import activations_option, as_json
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import InputError, PlanError
@@ -76,6 +77,7 @@ def embed(
     if output is not None:
         _refuse_existing(Path(output), overwrite=overwrite)
     words = list(texts) if file is None else _lines(file)
+    note_slow_engine()
     model = load(path, **{k: options[k] for k in _LOADING})
     how = resolved_pooling(model, pooling, normalize)
     ids = [text_ids(model, text) for text in words]

@@ -17,8 +17,10 @@ from polyquant.cli.console import (
     progress,
     size,
     table,
+    watcher,
 )
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import printable
@@ -77,6 +79,7 @@ def eval(
     """Measure perplexity on an evaluation text; with --against also KL divergence, agreement and the error of every
     layer.
     """
+    note_slow_engine()
     try:
         with progress("evaluating", "tokens/s", 1) as tell:
             result = evaluate(
@@ -91,7 +94,7 @@ def eval(
                 ternary_layout=ternary_layout,
                 against_layout=against_layout,
                 tile=tile,
-                on_progress=tell,
+                on_progress=watcher(tell),
             )
     except KeyboardInterrupt:
         say("polyquant: interrupted", err=True)

@@ -6,7 +6,8 @@ import click
 
 from polyquant.calibration.importance import unreached_notice
 from polyquant.calibration.stages import TOKENS, WINDOWS
-from polyquant.cli.console import as_json, json_option, progress, size
+from polyquant.cli.console import as_json, json_option, progress, size, watcher
+from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import printable
@@ -42,6 +43,7 @@ def importance(src: str, dst: str, calibration: str, windows: int, overwrite: bo
 
     DST is a file for quantize --importance and for llama.cpp.
     """
+    note_slow_engine()
     with progress("measuring", "%", 1) as tell:
         done = run(
             src,
@@ -49,7 +51,7 @@ def importance(src: str, dst: str, calibration: str, windows: int, overwrite: bo
             calibration=calibration,
             windows=windows,
             overwrite=overwrite,
-            on_progress=lambda share: tell(int(100 * share), 100, ""),
+            on_progress=watcher(tell),
         )
     if style == "json":
         unreached = {name: list(experts) for name, experts in done.unreached.items()}

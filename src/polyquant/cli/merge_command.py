@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from polyquant.cli.console import as_json, json_option, progress
+from polyquant.cli.console import as_json, json_option, progress, watcher
 from polyquant.cli.grouped import GroupedCommand
 
 
@@ -59,7 +59,9 @@ def merge(
         say(f"removed the parts of {printable(dst)}")
         return
     with progress("copying", "B/s", 1) as tell:
-        report = merged(dst, sources, overwrite=overwrite, verify=verify, allow_copies=allow_copies, on_progress=tell)
+        report = merged(
+            dst, sources, overwrite=overwrite, verify=verify, allow_copies=allow_copies, on_progress=watcher(tell)
+        )
     if style == "json":
         as_json(report.to_json())
     else:

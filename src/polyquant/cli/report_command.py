@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from polyquant.analysis.report.gather import gather
-from polyquant.analysis.report.page import page, refuse_existing
+from polyquant.analysis.report.page import page, refuse_existing, require_packages
 from polyquant.cli.console import progress, size
+from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say
 from polyquant.errors import printable
@@ -45,8 +46,11 @@ def report(
 
     The page is one file that loads nothing else. Needs the extra `report`.
     """
+    require_packages()
     target = Path(output)
     refuse_existing(target, overwrite=overwrite)
+    if text is not None:
+        note_slow_engine()
     with progress("comparing", "%", 10) as tell:
         found = gather(reference, others, text=text, tokens=tokens, histograms=histograms, tick=tell)
     content = page(found).encode()

@@ -16,15 +16,18 @@ from polyquant.cli.console import activations_option, as_json, cache_option, jso
 from polyquant.cli.conversation import Conversation
 from polyquant.cli.grouped import SPEED, GroupedCommand, GroupedOption
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some, stream
 from polyquant.errors import InputError, printable
 from polyquant.runtime.chat import render_chat
 from polyquant.runtime.generate import Generation, generate
+from polyquant.runtime.grammar import Grammars
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
 from polyquant.runtime.recommended import shown
 from polyquant.runtime.sampling import Sampling
+from polyquant.storage import strict_json
 
 _LOADING = ("activations", "cache", "threads", "context", "ternary_layout", "tile")
 """Options passed to `load`."""
@@ -45,6 +48,7 @@ _running = partial(click.option, cls=GroupedOption, group=SPEED)
 Examples:
   polyquant run model.gguf -p "Once upon a time" -n 64
   polyquant run hf-folder/ --chat -p "Who are you?" --temperature 0.7
+  polyquant run model.gguf -p "A person as JSON:" --json-schema person.json
   polyquant run model.gguf -f prompt.txt --top-p 0.9 --temperature 1 --seed 7
   echo "It was a dark" | polyquant run model.gguf --format json | jq .text
   polyquant run model.gguf              (on a terminal: a chat; /help, /exit)""",
@@ -62,6 +66,7 @@ Examples:
     help=f"Maximum number of tokens to generate.  [default: {_MAX_TOKENS}; with --chat until the answer ends]",
 )
 @_prompting("--stop", metavar="TEXT", multiple=True, help="Stop before this string; repeatable.")
+@_prompting("--json-schema", metavar="FILE", type=click.Path(), help="Answer with JSON of this schema.")
 @_sampling("--temperature", type=float, help="0: greedy.")
 @_sampling("--top-k", type=int, help="Sample from the K most likely tokens; 0: all.")
 @_sampling("--top-p", type=float, help="Sample from the most likely tokens whose probabilities add up to P.")
@@ -101,6 +106,7 @@ class _Job:
     stop: tuple[str, ...]
     notes: tuple[str, ...]
     load_seconds: float
+    schema: object = None
 
     def start(self, text: str) -> Generation:
         """The answer to one prompt."""
@@ -109,9 +115,13 @@ class _Job:
             messages = [*self.opening(), {"role": "user", "content": text}]
             prompt = render_chat(self.model.tokenizer, messages, name=self.template)
         most = self.max_tokens if self.chat else self.max_tokens or _MAX_TOKENS
+        constraint = None
+        if self.schema is not None:
+            constraint = Grammars(self.model.tokenizer, self.model.vocab).json(self.schema)
         return generate(
-            self.model, prompt, max_tokens=most, sampling=self.sampling, stop=self.stop, add_special=not self.chat
-        )
+            self.model, prompt, max_tokens=most, sampling=self.sampling, stop=self.stop, add_special=not self.chat,
+            constraint=constraint,
+        )  # fmt: skip
 
     def opening(self) -> list[dict[str, str]]:
         """The system message, if there is one."""
@@ -130,21 +140,27 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     if prompt is not None and file is not None:
         raise click.UsageError("--prompt and --file are mutually exclusive")
     stats, chat, system, template = (options.pop(k) for k in ("stats", "chat", "system", "template"))
-    max_tokens, stop = options.pop("max_tokens"), options.pop("stop")
+    max_tokens, stop, schema_file = (options.pop(k) for k in ("max_tokens", "stop", "json_schema"))
     how = {k: options.pop(k) for k in _LOADING}
     given = {k: v for k, v in options.items() if v is not None}
     Sampling(**given)  # validated before the model is opened
     talk = prompt is None and file is None and sys.stdin.isatty()
     if talk and style == "json":
         raise click.UsageError("--format json needs a prompt")
+    if talk and schema_file is not None:
+        raise click.UsageError("--json-schema needs a prompt")
+    schema = None
+    if schema_file is not None:
+        schema = strict_json.typed(strict_json.read(Path(schema_file)), dict, "the schema", file=schema_file)
     text = None if talk else prompt if prompt is not None else _read(file)
+    note_slow_engine()
     began = perf_counter()
     model = load(path, **how)
     templates = model.tokenizer.templates
     chat = chat or talk or system is not None or template is not None
     sampling = Sampling(**{**model.recommended.values, **given})
     notes = (*model.checkpoint.notes, *model.tokenizer.notes, *_of_sampling(model, sampling, given))
-    job = _Job(model, chat, system, template, sampling, max_tokens, stop, notes, perf_counter() - began)
+    job = _Job(model, chat, system, template, sampling, max_tokens, stop, notes, perf_counter() - began, schema)
     if style == "human":
         say_some(notes, "note: ", err=True)
     if text is None:

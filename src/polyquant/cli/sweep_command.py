@@ -16,7 +16,7 @@ import click
 from polyquant.cli.console import as_json, paragraph, progress, size, table
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
-from polyquant.errors import PolyquantError, printable
+from polyquant.errors import PolyquantError, UnsupportedError, printable
 
 if TYPE_CHECKING:
     from polyquant.analysis.sweep.results import Sweep
@@ -139,12 +139,14 @@ def sweep(
 
 def _checked_output(output: str | None, overwrite: bool) -> Path | None:
     """The page to write; None without one, or without the packages, which is printed before hours of work."""
-    from polyquant.analysis.report.page import missing_packages, refuse_existing
+    from polyquant.analysis.report.page import refuse_existing, require_packages
 
     if output is None:
         return None
     refuse_existing(Path(output), overwrite=overwrite)
-    if (missing := missing_packages()) is not None:
+    try:
+        require_packages()
+    except UnsupportedError as missing:
         say(f"polyquant: no page will be written: {missing}", err=True)
         return None
     return Path(output)
@@ -158,7 +160,7 @@ def _print_outlook(made: Outlook) -> None:
     paragraph(
         f"sweep of {printable(made.source)}",
         f"{seen.weights:,} weights, {size(seen.nbytes)}, {seen.bpw:.2f} bits per weight",
-        f"{len(made.requested)} candidates, about {duration(made.seconds)}",
+        f"{len(made.requested)} candidate{'s' if len(made.requested) > 1 else ''}, about {duration(made.seconds)}",
         f"at most about {size(made.disk)} in {printable(made.work)}",
     )
     t = table("candidate", ">about", ">to make", ">to measure", "refused")

@@ -18,6 +18,7 @@ from polyquant.conversion.steps import Plan, with_name
 from polyquant.conversion.tasks import Part, parse_part, shares
 from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.existing import refuse_target
+from polyquant.formats.progress import shows_progress
 from polyquant.formats.protocol import Format, OnTensor, Target
 from polyquant.formats.steps import Progress
 from polyquant.keywords import PLAN_DEFAULTS, FormatKeywords, PlanKeywords
@@ -50,6 +51,7 @@ __all__ = [
 
 
 @with_keywords(FormatKeywords, PLAN_DEFAULTS)
+@shows_progress("plan", steps=False, measurements=True)
 def plan(
     src: str | os.PathLike[str],
     to: str,
@@ -60,6 +62,7 @@ def plan(
     requantize: bool = False,
     allow_unknown: bool = False,
     importance: str | os.PathLike[str] | Mapping[str, F32] | None = None,
+    progress: bool = False,
     on_tensor: OnTensor | None = None,
     measured: Mapping[str, Any] | None = None,
     **options: Unpack[FormatKeywords],
@@ -69,9 +72,9 @@ def plan(
     Nothing is written. codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules:
     `PATTERN=CODEC`, which take precedence. requantize: allow requantizing quantized weights. allow_unknown: also write
     models of an unknown architecture, or with missing or extra tensors. importance: an imatrix GGUF file, or a mapping
-    from target tensor name to float32 [K], for a stack of experts also [experts, K]. on_tensor: called with (done,
-    total, name) during long measurements; measured: `Plan.measured` of an equal plan, whose measurements are not
-    repeated.
+    from target tensor name to float32 [K], for a stack of experts also [experts, K]. progress: draw a bar during long
+    measurements; on_tensor: called with (done, total, name) during them; measured: `Plan.measured` of an equal plan,
+    whose measurements are not repeated.
 
     The other keywords are options of the formats, which `polyquant convert --help` explains: options of the target
     (bits, effort, calibration, smooth, shard_bytes, ...), and properties of the source that its bytes do not show
@@ -150,6 +153,7 @@ def refuse_foreign(options: Mapping[str, Any], form: Format, target: Target) -> 
 
 
 @with_keywords(PlanKeywords, PLAN_DEFAULTS)
+@shows_progress("convert", measurements=True)
 def convert(
     src: str | os.PathLike[str] | Plan,
     dst: str | os.PathLike[str],
@@ -163,6 +167,7 @@ def convert(
     part: str | Part | None = None,
     command: str = "",
     engine: Engine | None = None,
+    progress: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
     **options: Unpack[PlanKeywords],
 ) -> Report:
@@ -170,8 +175,9 @@ def convert(
 
     to: target format, by default from `guess_format`. measure: measure the error of each tensor (always done for
     trellis codes). part: "3/8" writes the third of eight shares, and `merge` publishes all of them; command: how to
-    make a part, for messages, with {part} for "3/8". engine: let workers of a cluster do the work. options: as for
-    `plan`. Returns the report with the measured errors. Raises InputError, PlanError, UnknownNameError, OSError.
+    make a part, for messages, with {part} for "3/8". engine: let workers of a cluster do the work. progress: draw a
+    bar; on_progress: called after each row block. options: as for `plan`. Returns the report with the measured errors.
+    Raises InputError, PlanError, UnknownNameError, OSError.
     """
     target = located(dst)
     if isinstance(src, Plan):
@@ -190,11 +196,13 @@ def convert(
 
 
 @with_keywords(PlanKeywords, PLAN_DEFAULTS)
+@shows_progress("quantize", measurements=True)
 def quantize(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
     to: str | None = None,
+    progress: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
     resume: Resume = "auto",
     overwrite: bool = False,

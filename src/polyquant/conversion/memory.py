@@ -27,7 +27,7 @@ _HESSIAN_BYTES = 44
 _STREAM_BYTES = 16
 """Bytes per weight of a row block: stored rows, floats, decoded result and its error."""
 _SPARE = 24 << 20
-"""Bytes that the allocator and the threads need besides."""
+"""Additional bytes for the allocator and the threads."""
 _LAYER = re.compile(r"\D*\d+")
 _DENSE = 8
 """Most matrices of one shape in a layer without experts."""
@@ -44,7 +44,7 @@ def job_bytes(step: Step, *, calibrated: bool) -> int:
 
 
 def calibration_bytes(steps: Sequence[Step]) -> int:
-    """Upper estimate of what a calibration holds: hidden states of the text, and data for the experts of one layer."""
+    """Upper estimate of a calibration's memory: hidden states of the text, and data for the experts of one layer."""
     calibrated = [s for s in steps if s.searches or s.target.form is Affine]
     widths = Counter(as_matrix(s.map.shape)[1] for s in calibrated)
     hidden = widths.most_common(1)[0][0] if widths else 0
@@ -79,7 +79,7 @@ def working_limit(steps: Sequence[Step], *, calibrated: bool, max_memory: int, w
 
 
 def program_bytes() -> int:
-    """Peak resident memory of this process so far, in bytes, and what the allocator and the threads need besides."""
+    """Peak resident memory of this process so far, in bytes, plus a reserve for the allocator and the threads."""
     return _SPARE + peak_bytes()
 
 

@@ -18,6 +18,8 @@ from polyquant import __version__
 from polyquant.conversion.report import Report, StepReport
 from polyquant.errors import InputError, PlanError, printable
 from polyquant.formats.existing import refuse_target, replaceable
+from polyquant.formats.progress import shows_progress
+from polyquant.formats.steps import Progress
 from polyquant.ops.metrics import ErrorSums
 from polyquant.storage.journal import Block
 from polyquant.storage.parts import Job, Receipt, between_blocks, folder_of, receipt
@@ -32,6 +34,7 @@ _NAMED = 8
 """Missing parts that a message lists."""
 
 
+@shows_progress("merge")
 def merge(
     dst: str | os.PathLike[str],
     sources: Sequence[str | os.PathLike[str]] = (),
@@ -39,20 +42,21 @@ def merge(
     overwrite: bool = False,
     verify: bool = False,
     allow_copies: bool = False,
-    on_progress: Callable[[int, int, str], None] | None = None,
+    progress: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Report:
     """Publish the output of a conversion in parts at `dst`, after checking the receipts of all parts.
 
     sources: folders with parts that ran elsewhere, without a shared folder; their bytes are copied and checked first.
     verify: read every block again and check it. allow_copies: the parts read copies of the source with different
     modification times. Raises PlanError if there are no parts, parts are running, missing or contradict each other, or
-    the target exists; InputError for damaged bytes; OSError. on_progress: called with (bytes done, bytes in total,
-    part) while parts are copied.
+    the target exists; InputError for damaged bytes; OSError. progress, on_progress: of the
+    bytes of parts that are copied.
     """
     target, started = Path(dst).absolute(), time.monotonic()
     refuse_target(target, None, overwrite=overwrite)
     if sources:
-        copy_parts(target, [Path(s) for s in sources], on_progress=on_progress)
+        copy_parts(target, [Path(s) for s in sources], on_progress=_copying(on_progress))
     with _taken(target) as work:
         job = _job(work, target)
         receipts = _complete(work.path, job, target)
@@ -73,6 +77,13 @@ def merge(
             work.settle()
             raise
     return Report(target, job.format, sum(job.sizes), time.monotonic() - started, reports)
+
+
+def _copying(on_progress: Callable[[Progress], None] | None) -> Callable[[int, int, str], None] | None:
+    """Report copied bytes as progress."""
+    if on_progress is None:
+        return None
+    return lambda done, total, part: on_progress(Progress(done, total, part, 0.0))
 
 
 def discard_parts(dst: str | os.PathLike[str]) -> None:

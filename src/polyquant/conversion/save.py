@@ -20,6 +20,7 @@ from polyquant.conversion.report import Report
 from polyquant.conversion.steps import with_name
 from polyquant.errors import CodecError, PlanError, UnsupportedError
 from polyquant.formats.existing import refuse_target
+from polyquant.formats.progress import shows_progress
 from polyquant.formats.protocol import TakesArrays
 from polyquant.formats.steps import Progress
 from polyquant.keywords import PLAN_DEFAULTS, FormatKeywords
@@ -36,6 +37,7 @@ __all__ = ["save"]
 
 
 @with_keywords(FormatKeywords, PLAN_DEFAULTS)
+@shows_progress("save")
 def save(
     tensors: Mapping[str, ArrayLike | Weight],
     path: str | os.PathLike[str],
@@ -51,6 +53,7 @@ def save(
     threads: int | None = None,
     measure: bool = True,
     max_memory: int | str | None = None,
+    progress: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
     **options: Unpack[FormatKeywords],
 ) -> Report:

@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def identity(self) -> str:
-        """A hash of what determines the output besides the bytes of the source's weights: the same on every machine."""
+        """A hash of everything except weights that determines the output; equal on every machine."""
         h = hashlib.sha256()
         for s in self.steps:
             h.update(f"{s.map.sources} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target} ".encode())

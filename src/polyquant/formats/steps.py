@@ -140,7 +140,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress after a row block: weights done and in total (next to a trellis search, other weights count little)."""
+    """Progress of a long call: units done and in total (weights, bytes or tokens; next to a trellis search, other
+    weights count little). tensor: the tensor in work, or the status.
+    """
 
     done: int
     total: int

@@ -39,12 +39,18 @@ __all__ = [
     "ternarize",
     "threads",
     "unpack_ternary",
+    "wanted",
 ]
 
 
 def available() -> bool:
     """True if native kernels are built."""
     return _native is not None
+
+
+def wanted() -> bool:
+    """True unless numpy is selected, by POLYQUANT_NATIVE=0 or `engine("numpy")`."""
+    return _enabled
 
 
 def module() -> ModuleType:

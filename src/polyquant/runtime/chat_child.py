@@ -1,7 +1,7 @@
 """The program that renders one chat template and exits: run by runtime/chat.py in a separate process.
 
 A template is untrusted code. The sandbox restricts its access to Python objects; the kernel enforces a timer on
-processor time and a cap on the address space.
+processor time and, except on macOS, a cap on the address space.
 
 stdin: JSON {"path": sys.path entries, "seconds", "memory", "output", "template", "variables"};
 stdout: JSON {"text"} or {"error", "detail"}.
@@ -90,7 +90,8 @@ def main() -> None:
     environment = _environment()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # terminates the process
     signal.setitimer(signal.ITIMER_PROF, job["seconds"])
-    resource.setrlimit(resource.RLIMIT_AS, (job["memory"], job["memory"]))
+    if sys.platform != "darwin":  # macOS reserves far more address space for every process, and refuses a smaller limit
+        resource.setrlimit(resource.RLIMIT_AS, (job["memory"], job["memory"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stdout.write(json.dumps(_render(environment, job)))
 

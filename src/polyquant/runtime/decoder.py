@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from polyquant.architectures.hyper import Hyper
 from polyquant.ops.arithmetic import fast_kernels
 from polyquant.runtime.ends import Embedding, Head, LayerInputs
-from polyquant.runtime.kv_cache import INPUTS, CacheType, KVCache
+from polyquant.runtime.joint_cache import JointCache
+from polyquant.runtime.kv_cache import INPUTS, CacheType, KVCache, LayerCache, cache_bytes
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
 from polyquant.runtime.rotary import Rotary, Rotation, rotations_at
@@ -32,6 +33,9 @@ class Layer(Protocol):
 
     recordable: for a single token, it only runs operations of ops/decoder.py and Linear and takes views of their
     outputs, independently of values and position: see runtime/step.py.
+
+    separable: the rows of x may be tokens of different sequences. It then accesses the past only through `attend`,
+    `again` and `scan` of the cache, and computes everything else row by row. Optional, False by default.
     """
 
     recordable: bool
@@ -52,7 +56,7 @@ class Layer(Protocol):
     def reads(self) -> Sequence[Place]:
         """The places of Readers."""
 
-    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: LayerCache) -> F32:
         """rotations: the positions of the T tokens, one entry per rotation of the decoder."""
 
 
@@ -77,10 +81,15 @@ class Decoder:
         self.norm, self.head, self.rotaries, self.cache_type, self.grids = norm, head, tuple(rotaries), cache, grids
         self.logit_head, self.inputs = logit_head or Head(), inputs
         self._recordable = all(layer.recordable for layer in self.layers)
+        self._separable = all(getattr(layer, "separable", False) for layer in self.layers)
 
     def cache(self) -> KVCache:
         """Return an empty cache for the state of its layers."""
         return KVCache([layer.state_spec for layer in self.layers], self.cache_type, self.grids)
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Return the memory of a cache that holds this many tokens."""
+        return cache_bytes([layer.state_spec for layer in self.layers], self.cache_type, tokens)
 
     def hidden(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
         """Return the states after the final norm [T, hidden] of the T tokens that follow the cached ones."""
@@ -122,17 +131,37 @@ class Decoder:
         yield x
         yield from self._run_layers(x, rotations, cache)
 
-    def _set_layer_inputs(self, x: F32, looked: F32, cache: KVCache) -> None:
+    def together(self, tokens: NDArray[np.int64], caches: Sequence[KVCache]) -> F32:
+        """Return the states after the final norm [N, hidden]: of the next token of each of N sequences.
+
+        Layers that are not `separable` compute one sequence after the other.
+        """
+        if len(tokens) == 1 or not self._separable:
+            return np.concatenate([self.hidden(tokens[i : i + 1], cache) for i, cache in enumerate(caches)])
+        joint, count = JointCache(caches), len(caches)
+        x = np.empty((count, self.hyper.hidden), np.float32)
+        angles = [np.empty((2, count, len(r.frequencies)), np.float32) for r in self.rotaries]
+        for i, cache in enumerate(caches):
+            row = slice(i, i + 1)
+            self.embed(tokens[row], cache.length, x[row])
+            out = [Rotation(a[0, row], a[1, row], r.interleaved) for a, r in zip(angles, self.rotaries, strict=True)]
+            self._rotations(cache, 1, out)
+        if self.inputs is not None:
+            self._set_layer_inputs(x, self.inputs.look(tokens, np.empty((count, self.inputs.width), np.float32)), joint)
+        rotations = [Rotation(a[0], a[1], r.interleaved) for a, r in zip(angles, self.rotaries, strict=True)]
+        return deque(self._run_layers(x, rotations, joint), maxlen=1).pop()
+
+    def _set_layer_inputs(self, x: F32, looked: F32, cache: LayerCache) -> None:
         """Store the per-layer embeddings of the tokens, if any, in the cache; x: their embeddings."""
         if self.inputs is not None:
             cache.passing[INPUTS] = (self.inputs(x, looked),)
 
-    def _run_layers(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> Iterator[F32]:
+    def _run_layers(self, x: F32, rotations: Sequence[Rotation], cache: LayerCache) -> Iterator[F32]:
         """Yield the output of every layer, and that of the final norm."""
         for layer in self.layers:
             x = layer(x, rotations, cache)
             yield x
-        cache.length += len(x)
+        cache.advance(len(x))
         yield self.norm(x)
 
     def run_layer(self, index: int, x: F32, cache: KVCache) -> F32:

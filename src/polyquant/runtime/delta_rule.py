@@ -16,9 +16,10 @@ import numpy as np
 from polyquant.architectures import delta_rule as record
 from polyquant.architectures.delta_rule import delta_sizes
 from polyquant.ops.recurrent import convolve, delta_rule, sigmoid, silu, softplus, unit
-from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.kv_cache import LayerCache
 from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Site
+from polyquant.runtime.state import Arrays
 from polyquant.types import F32
 
 __all__ = ["DeltaRule"]
@@ -29,6 +30,7 @@ class DeltaRule:
 
     linears = ("first", "out")
     recordable = False
+    separable = True
 
     def __init__(self, part: record.DeltaRule, site: Site) -> None:
         shapes = part.parameters(site.hyper, site.index)
@@ -44,12 +46,17 @@ class DeltaRule:
         self.dt_bias, self.a = (site.array(name, shapes[name]) for name in ("ssm_dt.bias", "ssm_a"))
         self.state_spec = site.states((span - 1, channels), (self.keys * self.each, self.key, self.value))
 
-    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: LayerCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the last convolution inputs and the recurrent state are stored in the cache."""
-        tokens, cut = len(x), self.keys * self.key
         mixed, z, *rest = self.first(self.norm(x))
         b, d = rest if self.tiled else self._split(rest[0])
-        window, state = cache.recall(self.index)
+        y = cache.scan(self.index, self._scanned, mixed, b, d)
+        (out,) = self.out(self.head_norm(y).reshape(len(x), -1) * silu(z))
+        return out
+
+    def _scanned(self, states: Arrays, mixed: F32, b: F32, d: F32) -> tuple[F32, Arrays]:
+        """q, k, v [T, channels] before the convolution, b and d [T, heads] -> y [T, heads, value]."""
+        (window, state), tokens, cut = states, len(mixed), self.keys * self.key
         mixed, window = convolve(window, mixed, self.kernel, self.bias)
         q, k, v = np.split(silu(mixed), (cut, 2 * cut), axis=1)
         q, k = (self._repeat_heads(unit(y.reshape(tokens, self.keys, self.key))) for y in (q, k))
@@ -57,9 +64,7 @@ class DeltaRule:
         y, state = delta_rule(
             state, q * np.float32(self.key**-0.5), k, v.reshape(tokens, -1, self.value), decays, sigmoid(b)
         )
-        cache.keep(self.index, tokens, window, state)
-        (out,) = self.out(self.head_norm(y).reshape(tokens, -1) * silu(z))
-        return out
+        return y, (window, state)
 
     def _split(self, both: F32) -> tuple[F32, F32]:
         """Split [T, 2 * heads], per key head its rates and decays, into [T, heads] each."""

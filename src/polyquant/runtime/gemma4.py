@@ -25,7 +25,7 @@ from polyquant.ops.decoder import add, concatenated
 from polyquant.ops.experts import Routing
 from polyquant.runtime import feed_forward
 from polyquant.runtime.experts import Experts
-from polyquant.runtime.kv_cache import INPUTS, KVCache
+from polyquant.runtime.kv_cache import INPUTS, LayerCache
 from polyquant.runtime.layer import SequentialLayer
 from polyquant.runtime.mixture import stacks
 from polyquant.runtime.norm import Norm, bare_norm
@@ -64,7 +64,7 @@ class Attention:
         self.o = site.linear("attn_output")
         self.post_norm = site.norm("post_attention_norm")
 
-    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: LayerCache) -> F32:
         """x [T, hidden] -> [T, hidden]; keys and values of these T tokens go to the cache and to later layers."""
         rotation = rotations[self.rotation_index]
         q, *kv = (y.reshape(len(x), -1, self.size) for y in self.qkv(self.norm(x)))  # [T, heads, size]
@@ -147,7 +147,7 @@ class Gemma4Layer(SequentialLayer):
         else:
             self.feed_forward.post_norm = _scaled(self.feed_forward.post_norm, self.factor)
 
-    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:  # type: ignore[override]
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: LayerCache) -> F32:  # type: ignore[override]
         """See decoder.Layer."""
         x = add(x, self.attention(x, rotations, cache))
         out = self.feed_forward(x)

@@ -66,7 +66,7 @@ class Generation:
     """A generation in progress; iterate over it once.
 
     prompt_tokens, generated: counts, including the end token. finish: None until the end. prompt_seconds, seconds: time
-    for the prompt, and for the tokens after the first.
+    for the prompt, and for the tokens after the first. unlimited: only the context limits the answer.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Generation:
         self.finish: Finish | None = None
         self.prompt_seconds = self.seconds = 0.0
         self.reused = 0
+        self.unlimited = limit is None
         self._sampler, self._ends, self._text, self._top = sampler, ends, text, top
         self._history = list(prompt)
         self._room = session.context - len(prompt) + 1  # the last token is not fed
@@ -107,6 +108,11 @@ class Generation:
     def rate(self) -> float:
         """Tokens per second after the first one; 0 until there are two."""
         return (self.generated - 1) / self.seconds if self.seconds else 0.0
+
+    @property
+    def limit(self) -> int:
+        """The maximum number of generated tokens."""
+        return self._limit
 
     def _run(self) -> Iterator[Token]:
         logits = self._start()

@@ -7,8 +7,8 @@ from typing import Any
 
 from polyquant.architectures import hybrid
 from polyquant.ops.decoder import add
-from polyquant.runtime.kv_cache import KVCache
-from polyquant.runtime.layer import combined_state, computes
+from polyquant.runtime.kv_cache import LayerCache
+from polyquant.runtime.layer import combined_state, computes, is_separable
 from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Site
 from polyquant.types import F32
@@ -31,8 +31,9 @@ class ParallelParts:
         self.nested = tuple(computes(p)(p, site) for p in (part.first, part.second))
         self.state_spec = combined_state(*self.nested)
         self.recordable = all(getattr(p, "recordable", True) for p in self.nested)
+        self.separable = all(is_separable(p) for p in self.nested)
 
-    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: LayerCache) -> F32:
         """x [T, hidden] -> [T, hidden]."""
         first, second = (part(x, rotations, cache) for part in self.nested)
         return add(first, second)

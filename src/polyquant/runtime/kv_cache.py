@@ -10,24 +10,47 @@ with `attend` and `nbytes`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from math import prod
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from polyquant.ops.decoder import BLOCK, PLAIN, Scores, attend, attend_int8, dequantize_block
-from polyquant.runtime.state import Arrays, State, StateSpec
+from polyquant.runtime.state import Arrays, Recurrence, State, StateSpec
 from polyquant.runtime.step import Step
 from polyquant.types import F32
 
-__all__ = ["INPUTS", "CacheType", "KVCache", "Passing"]
+__all__ = ["INPUTS", "CacheType", "KVCache", "LayerCache", "Passing", "cache_bytes"]
 
 CacheType: TypeAlias = Literal["f32", "f16", "int8", "c8"]
 T = TypeVar("T", bound=np.generic)
 Passing: TypeAlias = dict[int, tuple[F32, ...]]
 """Values handed to later layers in the current pass: keys and values by layer index, and INPUTS for all layers."""
+_STATES = 4  # copies of recurrent states: now, one token before, and two marks
 INPUTS = -1
 """The key of the per-layer embeddings [T, layers, n], in models that have them."""
+
+
+class LayerCache(Protocol):
+    """What a decoder layer uses of the cache: that of one sequence (KVCache) or of several (runtime/joint_cache.py)."""
+
+    passing: Passing
+
+    def attend(
+        self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
+    ) -> F32:
+        """See KVCache."""
+
+    def again(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
+        """See KVCache."""
+
+    def scan(self, layer: int, recurrence: Recurrence, *inputs: F32) -> F32:
+        """See KVCache."""
+
+    def advance(self, tokens: int) -> None:
+        """See KVCache."""
 
 
 class CachedLayer(Protocol):
@@ -48,6 +71,9 @@ class CachedLayer(Protocol):
 
     def stored(self, end: int) -> None:
         """Update after a recorded step stored the position before `end` without calling `attend`."""
+
+    def fork(self, positions: int) -> CachedLayer:
+        """Return a copy of the first positions, to which a cache can be truncated."""
 
 
 class KVCache:
@@ -102,6 +128,16 @@ class KVCache:
         self.step = None
         return self._layer(layer).again(q, k, v, self.length, scale, window, PLAIN)
 
+    def scan(self, layer: int, recurrence: Recurrence, *inputs: F32) -> F32:
+        """Apply a recurrence to the inputs [T, ...] of the next T positions and the states of a layer -> [T, ...]."""
+        out, states = recurrence(self.recall(layer), *inputs)
+        self.keep(layer, len(out), *states)
+        return out
+
+    def advance(self, tokens: int) -> None:
+        """Count tokens that every layer holds now."""
+        self.length += tokens
+
     def recall(self, layer: int) -> Arrays:
         """Return the states of a layer after the tokens so far. Do not modify them."""
         return self._state(layer).read(self.length)
@@ -144,6 +180,14 @@ class KVCache:
                     state.rewind(length, next(marked, None))
         self.length = length
 
+    def fork(self, length: int) -> KVCache:
+        """Return an independent copy that can be truncated to `length` or less, and must be before it is used."""
+        out = copy(self)
+        out.step, out.passing, out._marks = None, {}, dict(self._marks)
+        out.layers = [None if layer is None else layer.fork(length) for layer in self.layers]
+        out.states = [None if state is None else state.fork() for state in self.states]
+        return out
+
     def stepped(self) -> None:
         """Update after one more run of the recorded step."""
         for layer in self.layers:
@@ -160,6 +204,15 @@ class KVCache:
         state = self.states[layer]
         assert state is not None, "this layer declares no states"
         return state
+
+
+def cache_bytes(specs: Sequence[StateSpec], kind: CacheType, tokens: int) -> int:
+    """Return the memory of a cache that holds this many tokens: keys, values, and states with those of their marks."""
+    positions = -(-tokens // BLOCK) * BLOCK
+    size = {"f32": 4.0, "f16": 2.0, "int8": 1.25, "c8": 1.25}[kind]
+    rows = sum(2 * spec.rows[0] * spec.rows[1] for spec in specs if spec.rows is not None)
+    states = sum(4 * prod(shape) for spec in specs for shape in spec.states)
+    return int(positions * size * rows) + _STATES * states
 
 
 def _cached_layer(rows: tuple[int, int], kind: CacheType, grid: F32 | None) -> CachedLayer:
@@ -194,6 +247,13 @@ class FloatLayer:
 
     def stored(self, end: int) -> None:
         """See CachedLayer."""
+
+    def fork(self, positions: int) -> FloatLayer:
+        """See CachedLayer."""
+        out, blocks = copy(self), -(-positions // BLOCK)
+        out.keys, out.values = self.keys[:, :blocks].copy(), self.values[:, :blocks].copy()
+        out.room = out.keys.shape[1] * BLOCK
+        return out
 
 
 class Int8Layer:
@@ -247,6 +307,14 @@ class Int8Layer:
     def stored(self, end: int) -> None:
         """See CachedLayer."""
         self.end = end
+
+    def fork(self, positions: int) -> Int8Layer:
+        """See CachedLayer."""
+        out, blocks = copy(self), -(-positions // BLOCK)
+        out.keys, out.values = self.keys[:, :blocks].copy(), self.values[:, :blocks].copy()
+        out.steps = self.steps[:, :blocks].copy()
+        out.room, out.recent, out.before = out.keys.shape[1] * BLOCK, self.recent.copy(), None
+        return out
 
     def _rewind(self, start: int) -> None:
         block = start // BLOCK

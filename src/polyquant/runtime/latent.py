@@ -21,7 +21,7 @@ from polyquant.architectures import latent
 from polyquant.architectures.hyper import Hyper
 from polyquant.ops.decoder import concatenated
 from polyquant.runtime.expert_linear import ExpertLinear
-from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.kv_cache import LayerCache
 from polyquant.runtime.linear import Reader
 from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Site
@@ -58,7 +58,7 @@ class LatentAttention:
         self.linears = ("first", "q_b", "o") if two else ("first", "o")
         self.recordable = self.k_b.kernel == "packed" and self.v_b.kernel == "packed"
 
-    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: LayerCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the latents of these T tokens go to the cache."""
         tokens, rotation = len(x), rotations[0]
         q, kv = self.split_input(self.first, self.norm(x))

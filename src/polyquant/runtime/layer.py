@@ -17,13 +17,14 @@ from polyquant.runtime.site import Place, Site
 from polyquant.runtime.state import StateSpec
 from polyquant.types import F32
 
-__all__ = ["ParallelLayer", "SequentialLayer", "combined_state", "computes"]
+__all__ = ["ParallelLayer", "SequentialLayer", "combined_state", "computes", "is_separable"]
 
 
 class SequentialLayer:
     """h = x + s attention(x);  y = h + s feed_forward(h), s = residual_scale or 1. Either part may be None."""
 
     recordable: bool = True
+    separable: bool = True
 
     def __init__(self, layer: Record, site: Site) -> None:
         self.attention = computes(layer.attention)(layer.attention, site)
@@ -32,6 +33,7 @@ class SequentialLayer:
         self.recordable = type(self).recordable and all(
             getattr(part, "recordable", True) for part in (self.attention, self.feed_forward)
         )
+        self.separable = all(is_separable(part) for part in (self.attention, self.feed_forward))
 
     def __call__(self, x: F32, rotations: Sequence[Rotation], cache: Keys) -> F32:
         """See decoder.Layer."""
@@ -94,6 +96,12 @@ def combined_state(*parts: Any) -> StateSpec:
     for part in parts:
         out |= getattr(part, "state_spec", StateSpec())
     return out
+
+
+def is_separable(part: Any) -> bool:
+    """Return decoder.Layer.separable of a part; if it does not specify it, True unless it has recurrent states."""
+    default = not getattr(part, "state_spec", StateSpec()).states
+    return bool(getattr(part, "separable", default))
 
 
 def computes(part: Part | Record) -> Any:

@@ -11,7 +11,7 @@ from polyquant.errors import InputError
 from polyquant.runtime.decoder import Decoder
 from polyquant.types import F32
 
-__all__ = ["Session", "token_ids"]
+__all__ = ["Session", "feed_together", "token_ids"]
 
 _CHUNK = 512  # tokens per forward pass
 
@@ -30,6 +30,17 @@ class Session:
         """The number of tokens fed so far."""
         return self.cache.length
 
+    def common(self, tokens: Sequence[int]) -> int:
+        """Return the length of the prefix that these tokens share with the fed ones."""
+        pairs = zip(self.tokens, tokens, strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(tokens)))
+
+    def fork(self, position: int) -> Session:
+        """Return an independent session that can be rewound to `position` or earlier, as this one can."""
+        out = Session(self.decoder, self.context)
+        out.cache, out.tokens = self.cache.fork(position), list(self.tokens)
+        return out
+
     def feed(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """Feed tokens -> logits [vocab] after the last one. Raises InputError."""
         ids = self._checked(tokens)
@@ -41,6 +52,14 @@ class Session:
             self.cache.mark()  # the end of a prompt: the next prompt often shares this prefix
         logits: F32 = self.decoder.logits(hidden[-1:])[0]
         return logits
+
+    def prefill(self, tokens: Sequence[int] | NDArray[np.integer]) -> None:
+        """Feed tokens of a prompt without computing logits; more tokens of it follow. Raises InputError."""
+        ids = self._checked(tokens)
+        self._reach(self.position + len(ids))
+        for a in range(0, len(ids), _CHUNK):
+            self.decoder.hidden(ids[a : a + _CHUNK], self.cache)
+            self.tokens += ids[a : a + _CHUNK].tolist()
 
     def feed_all(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """Feed tokens -> logits [T, vocab] after each. Raises InputError."""
@@ -93,6 +112,23 @@ class Session:
 
     def _checked(self, tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
         return token_ids(tokens, self.decoder.hyper.vocab, self.context, self.position)
+
+
+def feed_together(sessions: Sequence[Session], tokens: Sequence[int]) -> F32:
+    """Feed one token to each of several sessions of the same decoder -> logits [N, vocab].
+
+    Every matrix is multiplied by all N rows at once. Raises InputError, before any session changes.
+    """
+    if len({id(s) for s in sessions}) != len(sessions) or any(s.decoder is not sessions[0].decoder for s in sessions):
+        raise InputError("tokens can only be fed together to different sessions of one decoder")
+    ids = np.concatenate([s._checked([token]) for s, token in zip(sessions, tokens, strict=True)])
+    for s in sessions:
+        s._reach(s.position + 1)
+    decoder = sessions[0].decoder
+    hidden = decoder.together(ids, [s.cache for s in sessions])
+    for s, token in zip(sessions, ids.tolist(), strict=True):
+        s.tokens.append(token)
+    return decoder.logits(hidden)
 
 
 def token_ids(

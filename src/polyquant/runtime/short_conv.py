@@ -11,9 +11,10 @@ import numpy as np
 
 from polyquant.architectures import short_conv
 from polyquant.ops.recurrent import convolve
-from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.kv_cache import LayerCache
 from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Site
+from polyquant.runtime.state import Arrays
 from polyquant.types import F32
 
 __all__ = ["ShortConv"]
@@ -24,6 +25,7 @@ class ShortConv:
 
     linears = ("first", "out")
     recordable = False
+    separable = True
 
     def __init__(self, part: short_conv.ShortConv, site: Site) -> None:
         ((name, shape),) = part.parameters(site.hyper, site.index).items()
@@ -33,11 +35,12 @@ class ShortConv:
         self.kernel, self.bias = site.array(name, shape), site.optional_bias("shortconv.conv", shape[0])
         self.state_spec = site.states((shape[1] - 1, shape[0]))
 
-    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: LayerCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the last convolution inputs are stored in the cache."""
         b, c, inner = np.split(self.first(self.norm(x))[0], 3, axis=1)
-        (window,) = cache.recall(self.index)
-        y, window = convolve(window, b * inner, self.kernel, self.bias)
-        cache.keep(self.index, len(x), window)
-        (out,) = self.out(c * y)
+        (out,) = self.out(c * cache.scan(self.index, self._convolved, b * inner))
         return out
+
+    def _convolved(self, states: Arrays, x: F32) -> tuple[F32, Arrays]:
+        y, window = convolve(states[0], x, self.kernel, self.bias)
+        return y, (window,)

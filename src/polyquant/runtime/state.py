@@ -6,7 +6,7 @@ recomputation (Session.rewind).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,9 +15,11 @@ import numpy as np
 from polyquant.errors import InputError
 from polyquant.types import F32, Shape
 
-__all__ = ["Arrays", "State", "StateSpec"]
+__all__ = ["Arrays", "Recurrence", "State", "StateSpec"]
 
 Arrays: TypeAlias = tuple[F32, ...]
+Recurrence: TypeAlias = Callable[..., tuple[F32, Arrays]]
+"""(states, *inputs [T, ...]) -> (outputs [T, ...], the states after these T tokens). It must not modify the states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,12 @@ class State:
         """Set the states after `end` tokens, computed from those after `start`."""
         before = {start: self._held[start]} if start in self._held else {}
         self._held = {**before, end: arrays}
+
+    def fork(self) -> State:
+        """Return an independent copy."""
+        out = State(self._shapes)
+        out._held = dict(self._held)
+        return out
 
     def rewind(self, position: int, arrays: Arrays | None) -> None:
         """Keep only these states, which were read after `position` tokens; None for the start of the sequence."""

@@ -16,10 +16,11 @@ import numpy as np
 from polyquant.architectures.mixer import Mixer
 from polyquant.errors import UnsupportedError
 from polyquant.ops.recurrent import convolve, silu, softplus, state_space
-from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.kv_cache import LayerCache
 from polyquant.runtime.norm import bare_norm
 from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Site
+from polyquant.runtime.state import Arrays
 from polyquant.types import F32
 
 __all__ = ["StateSpace"]
@@ -30,6 +31,7 @@ class StateSpace:
 
     linears = ("first", "out")
     recordable = False
+    separable = True
 
     def __init__(self, part: Mixer, site: Site) -> None:
         hyper, shapes = site.hyper, part.parameters(site.hyper, site.index)
@@ -52,20 +54,22 @@ class StateSpace:
         self.gate_last = bool(hyper.count("norm_before_gate"))
         self.state_spec = site.states((span - 1, channels), (self.heads, self.inner // self.heads, self.states))
 
-    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: LayerCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the last convolution inputs and the recurrent state are stored in the cache."""
-        tokens, inner, wide = len(x), self.inner, len(self.kernel)
+        inner, wide = self.inner, len(self.kernel)
         z, mixed, dt = np.split(self.first(self.norm(x))[0], (inner, inner + wide), axis=1)
-        window, state = cache.recall(self.index)
+        (out,) = self.out(self._gated(cache.scan(self.index, self._scanned, mixed, dt), silu(z)))
+        return out
+
+    def _scanned(self, states: Arrays, mixed: F32, dt: F32) -> tuple[F32, Arrays]:
+        """[x, B, C] [T, channels] before the convolution, dt [T, heads] -> S C + d x [T, inner]."""
+        (window, state), tokens, inner = states, len(mixed), self.inner
         mixed, window = convolve(window, mixed, self.kernel, self.bias)
         u, b, c = np.split(silu(mixed), (inner, inner + self.groups * self.states), axis=1)
         u = u.reshape(tokens, self.heads, -1)
         b, c = (y.reshape(tokens, self.groups, -1) for y in (b, c))
         y, state = state_space(state, u, softplus(dt + self.dt_bias), self.a, b, c)
-        cache.keep(self.index, tokens, window, state)
-        y = (y + u * self.d[:, None]).reshape(tokens, inner)
-        (out,) = self.out(self._gated(y, silu(z)))
-        return out
+        return (y + u * self.d[:, None]).reshape(tokens, inner), (window, state)
 
     def _gated(self, y: F32, gate: F32) -> F32:
         if self.weight is None:

@@ -83,7 +83,7 @@ def _copy_into(own: Path, folders: Sequence[tuple[Path, Job]], job: Job, on_prog
 
 
 def _common(job: Job) -> Job:
-    """What parts of one job have in common, wherever they ran."""
+    """The properties shared by all parts of a job, regardless of the machine."""
     return replace(job, command="")
 
 

@@ -36,6 +36,7 @@ Raises PlanError if it must not be replaced.
 """
 
 _CHECK_AT_ONCE = 1 << 24
+_WRITE_AT_ONCE = 1 << 30  # macOS refuses 2 GiB and more, Linux writes less
 
 
 class ForeignFileError(Exception):
@@ -164,7 +165,7 @@ class Staging:
         view = memoryview(data).cast("B")
         with named(self.folder / file):
             while view:
-                n = os.pwrite(self._fds[file], view, offset)
+                n = os.pwrite(self._fds[file], view[:_WRITE_AT_ONCE], offset)
                 view, offset = view[n:], offset + n
 
     def write(self, tensor: str, part: str, offset: int, data: NDArray[Any]) -> None:
@@ -189,9 +190,10 @@ class Staging:
 
     def flush(self) -> None:
         """Sync the bytes written so far to disk. Raises OSError."""
+        sync = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync
         for f in self.layout.files:
             with named(self.folder / f.name):
-                os.fdatasync(self._fds[f.name])
+                sync(self._fds[f.name])
 
     def sync(self) -> None:
         """Sync every file to disk. Raises PlanError if one was replaced or truncated since it was opened."""

@@ -70,6 +70,7 @@ class Tokenizer:
         self._core, self._lock = core, Lock()
         self.special, self.templates, self.file, self.notes = dict(special), dict(templates), file, tuple(notes)
         self._around = around
+        self._anchor: list[int] | None = None
         self._skipped = {i for i, token in core.get_added_tokens_decoder().items() if token.special}
         # Ids added around the input have no text either, even if the table does not mark them special (ChatGLM's
         # `sop`).
@@ -107,6 +108,14 @@ class Tokenizer:
         shown = [i for i in ids if i not in self._hidden] if skip_special and self._hidden else list(ids)
         text: str = self._core.decode(shown, skip_special_tokens=skip_special)
         return text
+
+    def piece(self, token: int) -> str:
+        """Return the text of one token inside a text: with its leading space, and for control tokens as well."""
+        if self._anchor is None:  # decoders drop a space at the beginning, so another token precedes
+            self._anchor = self.encode("a", add_special=False)
+        before = self._core.decode(self._anchor)
+        text: str = self._core.decode([*self._anchor, token], skip_special_tokens=False)
+        return text[len(before) :]
 
     def stream(self, *, skip_special: bool = True) -> TextStream:
         """Return a decoder for incremental ids."""

@@ -1,4 +1,4 @@
-// What the libFuzzer targets share: an input as numbers and arrays.
+// Shared by the libFuzzer targets: an input as numbers and arrays.
 //
 // Every buffer is allocated with exactly the size that the bindings require, so that one byte too many is found.
 #pragma once
@@ -24,7 +24,7 @@ struct Input {
     std::vector<uint8_t> out(n);
     size_t filled = at < size ? std::min(n, size - at) : n;
     if (at < size && n) std::memcpy(out.data(), data + at, filled);
-    for (size_t more; filled < n; filled += more) {  // doubles what is there: large buffers in a few copies
+    for (size_t more; filled < n; filled += more) {  // doubles the filled part: a few copies fill a large buffer
       more = std::min(filled, n - filled);
       std::memcpy(out.data() + filled, out.data(), more);
     }

@@ -1,4 +1,4 @@
-// libFuzzer targets of the matrices with kernels of their own: affine grids and trellises.
+// libFuzzer targets of the matrices that have separate kernels: affine grids and trellises.
 #include <algorithm>
 #include <memory>
 

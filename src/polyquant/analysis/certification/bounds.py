@@ -1,4 +1,4 @@
-"""Error bounds of codecs: how far stored values may differ from the values that they stand for.
+"""Error bounds of codecs: how far stored values may differ from the values that they represent.
 
 Errors are checked per unit, up to 256 consecutive values of a row (the blocks of most codecs divide one), and per row:
 

@@ -1,4 +1,4 @@
-"""Compare what runtimes read besides tensors: the architecture, hyper-parameters, metadata and config.json.
+"""Compare everything that runtimes read except tensors: the architecture, hyper-parameters, metadata and config.json.
 
 The source is translated to the target's naming scheme, and both are read by the target's rules. What GGUF cannot store
 is then missing on both sides, so that it gives no false finding. Entries that the record does not know are compared as

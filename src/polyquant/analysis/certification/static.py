@@ -20,7 +20,7 @@ _VECTOR = 1 << 20
 
 
 def kept_by_tools(name: str, actual: Mapping[str, Side]) -> str | None:
-    """Why a tensor without a source does not change the model: zeros, a copy, scales of a cache. None if it may."""
+    """Return why a tensor without a source is harmless: zeros, a copy, scales of a cache. None if it may not be."""
     stem, _, part = name.rpartition(".")
     if part in ("kv_cache_scale", "kv_cache_offset"):
         return "of the int8 key/value cache"

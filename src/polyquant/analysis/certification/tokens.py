@@ -66,7 +66,7 @@ def read_vocabulary(checkpoint: Checkpoint, rows: int | None) -> Vocabulary:
 
 
 def _lost(source: Checkpoint, target: Checkpoint, rows: int | None) -> str:
-    """What the keys that llama.cpp's converter writes do not express; "" for nothing."""
+    """The properties that llama.cpp's converter does not write, or ""."""
     if source.naming == "gguf" or target.naming != "gguf":
         return ""
     found = from_files(source.files, source.config, rows=rows)

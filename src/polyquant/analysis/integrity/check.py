@@ -42,7 +42,7 @@ class Recorded:
 
 
 def read_recorded(path: Path, given: Path | None) -> Recorded:
-    """Read `given`, a record or a list, or what is next to the model: its record, SHA256SUMS and NAME.sha256."""
+    """Read `given`, a record or a list, or the files next to the model: its record, SHA256SUMS and NAME.sha256."""
     if given is not None:
         if is_record(given):
             return Recorded(Checksums.read(given))

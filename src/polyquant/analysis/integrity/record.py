@@ -44,7 +44,7 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def record_of(path: str | os.PathLike[str]) -> Path:
-    """Where `polyquant checksum PATH` writes, and `validate` looks."""
+    """The path that `polyquant checksum PATH` writes and `validate` reads."""
     where = located(path)
     return where / CHECKSUMS if is_folder(where) else where.parent / (where.name + SUFFIX)
 

@@ -23,6 +23,7 @@ __all__ = [
     "histogram_bars",
     "size_against_error",
     "speed_against_size",
+    "svg",
     "type_map",
 ]
 
@@ -50,9 +51,14 @@ _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def draw(spec: Spec) -> str:
-    """Draw a chart as SVG; "" for an empty one. Raises UnsupportedError without the package."""
+    """Draw a chart as SVG as wide as the page; "" for an empty one. Raises UnsupportedError without the package."""
     if not spec:
         return ""
+    return re.sub(r'^<svg([^>]*?) width="(\d+)" height="\d+"', r'<svg\1 style="max-width:\2px"', svg(spec), count=1)
+
+
+def svg(spec: Spec) -> str:
+    """Draw a chart as SVG of fixed size. Raises UnsupportedError without the package."""
     try:
         import vl_convert
     except ImportError:
@@ -61,8 +67,7 @@ def draw(spec: Spec) -> str:
         ) from None
     drawn: str = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
     drawn = re.sub(r' (?:d|transform)="[^"]*"', lambda m: _LONG.sub(r"\1", m[0]), drawn)  # hundredths of a pixel
-    drawn = drawn.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "", 1)
-    return re.sub(r'^<svg([^>]*?) width="(\d+)" height="\d+"', r'<svg\1 style="max-width:\2px"', drawn, count=1)
+    return drawn.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "", 1)
 
 
 def _chart(spec: Spec) -> Spec:
@@ -288,10 +293,10 @@ def _histogram(histogram: Histogram) -> dict[str, Any]:
         "width": 270, "height": 100, "data": {"values": rows},
         "layer": [
             {
-                "mark": {"type": "bar", "color": "#9db8ea", "binSpacing": 0},
+                "mark": {"type": "rect", "color": "#9db8ea"},  # drawn three times as fast as bars of binned values
                 "encoding": {
-                    "x": {**x, "bin": {"binned": True, "step": step}}, "x2": {"field": "to"},
-                    "y": {**y, "field": "reference"}, "description": {"field": "label", "type": "nominal"},
+                    "x": x, "x2": {"field": "to"}, "y": {**y, "field": "reference"}, "y2": {"datum": 0},
+                    "description": {"field": "label", "type": "nominal"},
                 },
             },
             {

@@ -16,7 +16,7 @@ from polyquant.analysis.report.gather import Candidate, Overview, action_of
 from polyquant.errors import PlanError, UnsupportedError, escaped
 from polyquant.tables import decibel, size
 
-__all__ = ["missing_packages", "page", "refuse_existing"]
+__all__ = ["page", "refuse_existing", "require_packages"]
 
 _MADE = '<meta name="generator" content="polyquant">'
 _ROWS = 400
@@ -47,20 +47,18 @@ def _start(target: Path) -> str:
         return file.read(2000)
 
 
-def missing_packages() -> str | None:
-    """The error of `page` without the packages of the extra `report`; None if they are installed."""
+def require_packages() -> None:
+    """Raise UnsupportedError without the packages of the extra `report`: ask before long work."""
     for name, package in (("jinja2", "jinja2"), ("vl_convert", "vl-convert-python")):
         if find_spec(name) is None:
-            return f"reports require the package '{package}' (pip install 'polyquant[report]')"
-    return None
+            raise UnsupportedError(f"reports require the package '{package}'", hint="pip install 'polyquant[report]'")
 
 
 def page(report: Overview) -> str:
     """Return the page. Raises UnsupportedError without the packages of the extra `report`."""
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError:
-        raise UnsupportedError("reports require the package 'jinja2'", hint="pip install 'polyquant[report]'") from None
+    require_packages()
+    from jinja2 import Environment, StrictUndefined
+
     from polyquant import __version__
 
     parts = files(__package__)

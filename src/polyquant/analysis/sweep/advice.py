@@ -84,7 +84,10 @@ def choose(trials: Sequence[Trial], limits: Limits) -> Advice:
         )  # fmt: skip
     smallest = min(allowed, key=lambda t: (t.nbytes or 0, t.kl or 0.0))
     fastest = max(allowed, key=lambda t: t.speed.decode if t.speed is not None else 0.0)
-    sentence = f"{smallest.name} is the smallest of the {len(allowed)} candidates within the limits ({limits})"
+    rank = f"the smallest of the {len(allowed)} candidates" if len(allowed) > 1 else "the only candidate"
+    sentence = f"{smallest.name} is {rank} within the limits ({limits})"
+    if len(allowed) == 1:
+        return Advice(smallest, fastest, sentence)
     if fastest.name == smallest.name:
         return Advice(smallest, fastest, f"{sentence}, and the fastest")
     rate = fastest.speed.decode if fastest.speed is not None else 0.0

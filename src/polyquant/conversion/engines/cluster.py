@@ -37,7 +37,7 @@ class WorkerLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker needs to make the same plan and to write into the driver's files.
+    """Everything that a worker needs to make the same plan and write into the driver's files.
 
     request: arguments of `plan`; target: the output's path; files: the folder of the unfinished files; identity: of the
     plan (Plan.identity). folder: the driver's current folder, for relative paths.

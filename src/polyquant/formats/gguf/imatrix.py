@@ -24,6 +24,8 @@ from polyquant.calibration.stages import TOKENS, WINDOWS
 from polyquant.errors import printable
 from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.gguf.layout import lay_out
+from polyquant.formats.progress import shows_progress
+from polyquant.formats.steps import Progress
 from polyquant.gguf_values import string, strings, u32
 from polyquant.opening import open_checkpoint
 from polyquant.registry import codec
@@ -55,6 +57,7 @@ class Importance:
         )
 
 
+@shows_progress("importance")
 def importance(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
@@ -62,17 +65,18 @@ def importance(
     calibration: str | os.PathLike[str],
     windows: int = WINDOWS,
     overwrite: bool = False,
-    on_progress: Callable[[float], None] | None = None,
+    progress: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Importance:
     """Measure the importance matrix of the model `src` on a calibration text, and write it to `dst`.
 
     calibration: a UTF-8 file, samples, or "self" for generated text; at most `windows` windows of 512 tokens.
-    on_progress: called with the finished share, from 0 to 1. Raises InputError, UnsupportedError, PlanError, OSError.
+    progress: draw a bar. Raises InputError, UnsupportedError, PlanError, OSError.
     """
     target = Path(dst)
     refuse_target(target, located(src), overwrite=overwrite)
     summed_by_name = measure(
-        language_model(open_checkpoint(src)), calibration, windows=windows, tick=on_progress or (lambda _: None)
+        language_model(open_checkpoint(src)), calibration, windows=windows, tick=_ticking(on_progress)
     )
     tokens = int(max(s.counts.max() for s in summed_by_name.values()))
     written = _write(summed_by_name, target, Path(calibration).name, tokens, overwrite=overwrite)
@@ -80,6 +84,13 @@ def importance(
         name: tuple(e) for name, summed in summed_by_name.items() if (e := unreached(summed.importance))
     }
     return Importance(target, written, len(summed_by_name), tokens, unreached_experts)
+
+
+def _ticking(on_progress: Callable[[Progress], None] | None) -> Callable[[float], None]:
+    """Report a share from 0 to 1 as thousandths."""
+    if on_progress is None:
+        return lambda share: None
+    return lambda share: on_progress(Progress(int(1000 * share), 1000, "", 0.0))
 
 
 def _write(summed_by_name: Mapping[str, Summed], target: Path, text: str, tokens: int, *, overwrite: bool) -> int:

@@ -27,6 +27,7 @@ from polyquant.formats.msmodelslim.layout import SHARD_BYTES, lay_out
 from polyquant.formats.msmodelslim.repair_types import Layer, layers
 from polyquant.formats.msmodelslim.static import closest_deq_scale, closest_quant_bias, row_sums
 from polyquant.formats.msmodelslim.survey import Stored, Survey, survey
+from polyquant.formats.progress import shows_progress
 from polyquant.formats.steps import Progress
 from polyquant.opening import detect
 from polyquant.ops.int8 import quant_bias
@@ -70,6 +71,7 @@ class _Changes:
     changes: list[str]
 
 
+@shows_progress("repair")
 def repair(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
@@ -77,6 +79,7 @@ def repair(
     kind: str | None = None,
     dialect: str | None = None,
     overwrite: bool = False,
+    progress: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Repaired:
     """Repair the folder `src` into the new folder `dst`.
@@ -309,7 +312,7 @@ def _write(
     """Stage and check the output, then publish it. Raises PlanError if errors remain."""
     parts = {f"{x.name}.weight": x.parts for x in repaired.layers}
     job = json.dumps([str(contents.path), sorted((f.name, f.size) for f in layout.files)])
-    total, done = max(1, layout.nbytes), 0
+    total, done = max(1, sum(slot.spec.nbytes for slot in layout.slots.values())), 0
     with staged(
         target, layout, job, resume="never", replaceable=replaceable if overwrite else None,
         check=lambda: refuse_changed(opened),

@@ -23,7 +23,7 @@ CODES: dict[str, str] = {
     "TRL008": "The entry quantization_config of config.json contradicts quantization_config.json or the tensors. "
     "Readers that trust the entry plan or report the wrong bits. `polyquant convert` writes a correct one.",
     "TRL009": "The number of a v2 layer folder, layer_idx in its index, and the names of its tensors contradict each "
-    "other. A reader that goes by one of them loads a layer in the place of another. Rename the folder, or quantize "
+    "other. A reader that uses one of them loads a layer in the place of another. Rename the folder, or quantize "
     "the layer again.",
     "TRL010": "The index cannot be used: not strict JSON, or no weight_map from tensor names to file names. Nothing "
     "can be loaded through it. Download it again, or rewrite the folder with `polyquant convert`.",

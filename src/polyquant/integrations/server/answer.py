@@ -13,10 +13,12 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from polyquant.errors import PolyquantError
-from polyquant.integrations.server.engine import Engine, Event, Finish, Piece
-from polyquant.integrations.server.queue import Line, Ticket
+from polyquant.integrations.server.engine import Event, Finish, Piece
+from polyquant.integrations.server.queue import Ticket
+from polyquant.integrations.server.record import Record, record_of
 from polyquant.integrations.server.refusal import RequestError, refusal_of
 from polyquant.integrations.server.requests import GenerationRequest
+from polyquant.integrations.server.served import Served
 from polyquant.integrations.server.wire import Choice, Envelope, Json, Usage, error_body
 from polyquant.runtime.generate import Generation
 
@@ -43,32 +45,33 @@ def refuse(problem: RequestError) -> JSONResponse:
 class Answer:
     """An ASGI response that generates. Its ticket is always released at the end."""
 
-    engine: Engine
-    line: Line[Event]
+    served: Served
     request: GenerationRequest
-    model: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send. Raises RequestError only before the first byte."""
-        with self.line.enter() as ticket:
+        record = record_of(scope)
+        record.asked(self.served.name, self.request)
+        with self.served.line.enter() as ticket:
             # A thread cannot be cancelled: the ticket is held until it finishes, so there are never more threads than
             # tickets.
-            generations = await asyncio.to_thread(self.engine.prepare, self.request)
-            await while_connected(receive, self._answer(ticket, generations, scope, receive, send))
+            generations = await asyncio.to_thread(self.served.engine.prepare, self.request)
+            events = self._events(ticket, generations, record)
+            await while_connected(receive, self._answer(events, len(generations), scope, receive, send))
 
     async def _answer(
-        self, ticket: Ticket[Event], generations: list[Generation], scope: Scope, receive: Receive, send: Send
+        self, source: AsyncGenerator[Event, None], count: int, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        envelope = Envelope.new(chat=self.request.chat, model=self.model, logprobs=self.request.logprobs)
+        envelope = Envelope.new(self.request, self.served.name, self.served.engine.tokenizer.piece)
         if self.request.stream:
-            await self._stream(ticket, envelope, generations, send)
+            await self._stream(source, envelope, record_of(scope), send)
         else:
-            body = await self._whole(ticket, envelope, generations)
+            body = await self._whole(source, envelope, count)
             await JSONResponse(body)(scope, receive, send)
 
-    async def _whole(self, ticket: Ticket[Event], envelope: Envelope, generations: list[Generation]) -> Json:
-        choices, usage = [Choice(i) for i in range(len(generations))], Usage()
-        async with aclosing(self._events(ticket, generations)) as events:
+    async def _whole(self, source: AsyncGenerator[Event, None], envelope: Envelope, count: int) -> Json:
+        choices, usage = [Choice(i) for i in range(count)], Usage()
+        async with aclosing(source) as events:
             async for index, event in events:
                 if isinstance(event, Finish):
                     choices[index].reason = event.reason
@@ -78,42 +81,52 @@ class Answer:
         return envelope.whole(choices, usage)
 
     async def _stream(
-        self, ticket: Ticket[Event], envelope: Envelope, generations: list[Generation], send: Send
+        self, source: AsyncGenerator[Event, None], envelope: Envelope, record: Record, send: Send
     ) -> None:
         """Send errors as an event, since the status has already been sent: clients raise them."""
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
-            async with aclosing(self._chunks(ticket, envelope, generations)) as chunks:
+            async with aclosing(self._chunks(source, envelope)) as chunks:
                 async for chunk in chunks:
                     await send(_event(json.dumps(chunk)))
                     await asyncio.sleep(0)  # with many chunks pending, lets other tasks run and detects a lost client
             await send(_event("[DONE]"))
         except PolyquantError as problem:
-            await send(_event(json.dumps(error_body(refusal_of(problem)))))
+            refusal = refusal_of(problem)
+            record.error = refusal.code
+            await send(_event(json.dumps(error_body(refusal))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _chunks(
-        self, ticket: Ticket[Event], envelope: Envelope, generations: list[Generation]
-    ) -> AsyncGenerator[Json, None]:
-        usage, offset, opened = Usage(), 0, -1
+    async def _chunks(self, source: AsyncGenerator[Event, None], envelope: Envelope) -> AsyncGenerator[Json, None]:
+        usage, offsets = Usage(), dict[int, int]()  # characters of each answer so far
         extra: Json = {"usage": None} if self.request.include_usage else {}
-        async with aclosing(self._events(ticket, generations)) as events:
+        async with aclosing(source) as events:
             async for index, event in events:
-                if index != opened:
-                    opened, offset = index, 0
+                if index not in offsets:
+                    offsets[index] = 0
                     if self.request.chat:
                         yield {**envelope.opening(index), **extra}
                 if isinstance(event, Finish):
                     usage.add(event, first=index % self.request.n == 0)
                     yield {**envelope.closing(index, event.reason), **extra}
-                elif isinstance(event, Piece) and (event.text or self.request.logprobs):
-                    yield {**envelope.chunk(index, event, offset), **extra}
-                    offset += len(event.text)
+                elif isinstance(event, Piece) and (event.text or self.request.logprobs or self.request.token_ids):
+                    yield {**envelope.chunk(index, event, offsets[index]), **extra}
+                    offsets[index] += len(event.text)
         if self.request.include_usage:
             yield envelope.usage(usage)
 
-    def _events(self, ticket: Ticket[Event], generations: list[Generation]) -> AsyncGenerator[Event, None]:
-        return ticket.run(lambda stopped: self.engine.answers(generations, stopped))
+    async def _events(
+        self, ticket: Ticket[Event], generations: list[Generation], record: Record
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events of the worker; note their times and tokens for metrics and log."""
+        work = ticket.run(self.served.engine.answers(generations))
+        async with aclosing(work) as events:
+            async for index, event in events:
+                if isinstance(event, Finish):
+                    record.finished(event, first=index % self.request.n == 0)
+                elif isinstance(event, Piece):
+                    record.generated(index, event)
+                yield index, event
 
 
 def _event(data: str) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -31,11 +31,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from polyquant.errors import PolyquantError
 from polyquant.integrations.server.answer import Answer, refuse
 from polyquant.integrations.server.embeddings import EmbeddingAnswer, embedding_request
-from polyquant.integrations.server.engine import Engine, Event
-from polyquant.integrations.server.queue import Line
+from polyquant.integrations.server.record import Log, Metrics, Observer, record_of
 from polyquant.integrations.server.refusal import RequestError, refusal_of
-from polyquant.integrations.server.requests import GenerationRequest, chat_request, completion_request, no_model
-from polyquant.integrations.server.wire import model_body
+from polyquant.integrations.server.requests import GenerationRequest, chat_request, completion_request
+from polyquant.integrations.server.served import Catalogue, Served
 from polyquant.storage import strict_json
 
 __all__ = ["Access", "create_app"]
@@ -57,47 +56,55 @@ class Access:
     body_seconds: float = 30.0
 
 
-def create_app(engine: Engine, line: Line[Event], model: str, access: Access) -> Starlette:
-    """Return the ASGI application for one model."""
-    created = int(time.time())
-    entry = model_body(model, created, engine.model.context)
+def create_app(models: Sequence[Served], access: Access, log: Log | None = None) -> Starlette:
+    """Return the ASGI application for these models. log: receives a line per request."""
+    catalogue, metrics = Catalogue(models), Metrics(models)
 
     async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "running": line.running, "waiting": line.waiting})
+        lines = [served.line for served in models]
+        return JSONResponse(
+            {"status": "ok", "running": sum(q.running for q in lines), "waiting": sum(q.waiting for q in lines)}
+        )
 
-    async def models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [entry]})
+    async def numbers(_: Request) -> Response:
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def listed(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": catalogue.bodies})
 
     async def one_model(request: Request) -> Response:
-        requested = request.path_params["model"]
-        if requested != model:
-            raise no_model(requested, model)
-        return JSONResponse(entry)
+        return JSONResponse(catalogue.body(request.path_params["model"]))
 
-    def generation(read: Callable[[Any, str, Mapping[str, Any]], GenerationRequest]) -> Callable[[Request], Any]:
+    def generation(read: Callable[[Any, Mapping[str, Any]], GenerationRequest]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Any:
-            engine.check_generates(model)
-            line.check()  # before the body is read: a full queue is reported immediately
-            return Answer(engine, line, read(await _json(request, access), model, engine.defaults), model)
+            catalogue.check()  # before the body is read: full queues are reported immediately
+            body = await _json(request, access)
+            served = catalogue.requested(body)
+            served.engine.check_generates(served.name)
+            served.line.check()
+            return Answer(served, read(body, served.engine.defaults))
 
         return endpoint
 
     async def embeddings(request: Request) -> Any:
-        engine.check_embeds(model)
-        line.check()
-        request_ = embedding_request(await _json(request, access), model, engine.model.hyper.hidden)
-        return EmbeddingAnswer(engine, line, request_, model)
+        catalogue.check()
+        body = await _json(request, access)
+        served = catalogue.requested(body)
+        served.engine.check_embeds(served.name)
+        served.line.check()
+        return EmbeddingAnswer(served, embedding_request(body, served.engine.model.hyper.hidden))
 
     return Starlette(
         routes=[
             Route("/health", health),
-            Route("/v1/models", models),
+            Route("/metrics", numbers),
+            Route("/v1/models", listed),
             Route("/v1/models/{model:path}", one_model),
             Route("/v1/completions", generation(completion_request), methods=["POST"]),
             Route("/v1/chat/completions", generation(chat_request), methods=["POST"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),
         ],
-        middleware=_middleware(access),
+        middleware=_middleware(access, metrics, log),
         exception_handlers={
             PolyquantError: _refused,
             HTTPException: _not_found,
@@ -107,14 +114,22 @@ def create_app(engine: Engine, line: Line[Event], model: str, access: Access) ->
     )
 
 
-def _middleware(access: Access) -> Sequence[Middleware]:
+def _middleware(access: Access, metrics: Metrics, log: Log | None) -> Sequence[Middleware]:
     cors = [Middleware(CORSMiddleware, allow_origins=access.cors, allow_methods=["GET", "POST"], allow_headers=["*"])]
-    return [Middleware(_Drain), *(cors if access.cors else []), Middleware(_AccessControl, access=access)]
+    reports = [metrics.report] if log is None else [metrics.report, log.report]
+    return [
+        Middleware(Observer, report=reports, texts=log is not None and log.prompts),
+        Middleware(_Drain),
+        *(cors if access.cors else []),
+        Middleware(_AccessControl, access=access),
+    ]
 
 
-async def _refused(_: Request, problem: Exception) -> Response:
+async def _refused(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, PolyquantError)
-    return refuse(refusal_of(problem))
+    refusal = refusal_of(problem)
+    record_of(request.scope).error = refusal.code
+    return refuse(refusal)
 
 
 async def _not_found(request: Request, problem: Exception) -> Response:
@@ -171,6 +186,8 @@ class _AccessControl:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Reject the request, or pass it on."""
         problem = self._problem(scope)
+        if problem is not None:
+            record_of(scope).error = problem.code
         await (self._app if problem is None else refuse(problem))(scope, receive, send)
 
     def _problem(self, scope: Scope) -> RequestError | None:

@@ -17,10 +17,12 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from polyquant.integrations.server.answer import while_connected
-from polyquant.integrations.server.engine import Engine, Event, Vector
+from polyquant.integrations.server.engine import Event, Vector
 from polyquant.integrations.server.fields import Fields, wrong
-from polyquant.integrations.server.queue import Line, Ticket
-from polyquant.integrations.server.requests import Prompt, check_model, is_ids
+from polyquant.integrations.server.queue import Ticket
+from polyquant.integrations.server.record import record_of
+from polyquant.integrations.server.requests import Prompt, is_ids
+from polyquant.integrations.server.served import Served
 from polyquant.integrations.server.wire import Json
 from polyquant.types import F32
 
@@ -40,16 +42,15 @@ class EmbeddingRequest:
     dimensions: int | None
 
 
-def embedding_request(body: Any, model: str, hidden: int) -> EmbeddingRequest:
+def embedding_request(body: Any, hidden: int) -> EmbeddingRequest:
     """Parse the body of /v1/embeddings; hidden: size of a full vector. Raises RequestError."""
     fields = Fields(body)
-    check_model(fields, model)
     inputs = _inputs(fields.get("input"))
     form = fields.text("encoding_format", "float")
     if form not in ("float", "base64"):
         raise wrong("encoding_format", "'float' or 'base64'", form)
     dimensions = fields.integer("dimensions", None, low=1, high=hidden)
-    fields.finish(_HARMLESS)
+    fields.finish((*_HARMLESS, "model"))
     return EmbeddingRequest(inputs, form == "base64", dimensions)
 
 
@@ -69,29 +70,30 @@ def _inputs(value: Any) -> tuple[Prompt, ...]:
 class EmbeddingAnswer:
     """An ASGI response with the vectors. Its ticket is always released at the end."""
 
-    engine: Engine
-    line: Line[Event]
+    served: Served
     request: EmbeddingRequest
-    model: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Compute and send. Raises RequestError only before the first byte."""
-        with self.line.enter() as ticket:
-            ids = await asyncio.to_thread(self.engine.text_ids, self.request.inputs)
+        record = record_of(scope)
+        record.model = self.served.name
+        with self.served.line.enter() as ticket:
+            ids = await asyncio.to_thread(self.served.engine.text_ids, self.request.inputs)
+            record.prompt_tokens = sum(map(len, ids))
             await while_connected(receive, self._answer(ticket, ids, scope, receive, send))
 
     async def _answer(
         self, ticket: Ticket[Event], ids: list[list[int]], scope: Scope, receive: Receive, send: Send
     ) -> None:
         data: list[Json] = []
-        work = ticket.run(lambda stopped: self.engine.vectors(ids, self.request.dimensions, stopped))
+        work = ticket.run(self.served.engine.vectors(ids, self.request.dimensions))
         async with aclosing(work) as events:
             async for index, event in events:
                 if isinstance(event, Vector):
                     data.append({"object": "embedding", "index": index, "embedding": self._written(event.values)})
         tokens = sum(map(len, ids))
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        body = {"object": "list", "data": data, "model": self.model, "usage": usage}
+        body = {"object": "list", "data": data, "model": self.served.name, "usage": usage}
         await JSONResponse(body)(scope, receive, send)
 
     def _written(self, vector: F32) -> str | list[float]:

@@ -1,36 +1,31 @@
-"""Prompt tokens -> pieces of text. One session is kept: its common prefix with the next prompt is not recomputed.
+"""Prompt tokens -> pieces of text. All requests generate in one batch, which keeps the caches of ended ones.
 
-A continued chat sends its whole history again, so everything except the newest message is already in the cache.
+A continued chat sends its whole history again, so everything except the newest message is already in a cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from polyquant.architectures.pooling import Kind, Pooling
 from polyquant.errors import PolyquantError, UnsupportedError
+from polyquant.integrations.server.queue import Turn, Work
 from polyquant.integrations.server.refusal import RequestError
 from polyquant.integrations.server.requests import GenerationRequest, Prompt
+from polyquant.runtime.batch import Batch, Job, default_parallel
 from polyquant.runtime.chat import render_chat
 from polyquant.runtime.embed import resolved_pooling, unit, vectors
 from polyquant.runtime.generate import Generation
+from polyquant.runtime.generate import Token as Piece
 from polyquant.runtime.generate import generate as start
+from polyquant.runtime.grammar import Grammars, JsonConstraint
+from polyquant.runtime.memory import default_memory
 from polyquant.runtime.model import Model
-from polyquant.runtime.session import Session, token_ids
+from polyquant.runtime.session import token_ids
 from polyquant.types import F32
 
 __all__ = ["Engine", "Event", "Finish", "Piece", "Vector"]
-
-_PREFILL = 128  # prompt tokens between two checks for cancellation
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A token; text: the characters that it completes, possibly none."""
-
-    text: str
-    logprob: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +49,19 @@ Event = tuple[int, Piece | Finish | Vector]
 
 
 class Engine:
-    """A model with its session, if it generates text.
+    """A model with its batch, if it generates text.
 
-    `prepare` and `text_ids` are thread-safe; the iterators of `answers` and `vectors` run in one thread at a time.
+    `prepare` and `text_ids` are thread-safe; the iterators of `answers` and `vectors` run in one thread.
     pooling: of embeddings; None if the model has none.
     """
 
-    def __init__(self, model: Model, pooling: Kind | None = None) -> None:
-        """pooling: overrides the model's. Raises UnsupportedError for an encoder that does not specify one."""
+    def __init__(
+        self, model: Model, pooling: Kind | None = None, *, parallel: int | None = None, memory: int | None = None
+    ) -> None:
+        """pooling: overrides the model's. parallel, memory: of the batch, see runtime/batch.py.
+
+        Raises UnsupportedError for an encoder without a pooling.
+        """
         self.model, self.tokenizer = model, model.tokenizer
         self.generates = not model.architecture.encoder
         self.defaults = model.recommended.values if self.generates else {}
@@ -71,11 +71,12 @@ class Engine:
         except UnsupportedError:
             if not self.generates:
                 raise
-        self._sessions = [model.session()] if self.generates else []
-
-    @property
-    def _session(self) -> Session:
-        return self._sessions[0]
+        self._grammars = Grammars(model.tokenizer, model.vocab)
+        self.parallel = parallel or default_parallel()
+        self.batch: Batch | None = None
+        if self.generates:
+            limit = memory or default_memory(model.checkpoint.nbytes)
+            self.batch = Batch(model.decoder, model.context, parallel=self.parallel, memory=limit)
 
     def check_generates(self, name: str) -> None:
         """Raise RequestError for a model that generates no text."""
@@ -95,18 +96,14 @@ class Engine:
             token_ids(ids, self.model.vocab, self.model.context)
         return all_ids
 
-    def vectors(
-        self, ids: Sequence[Sequence[int]], dimensions: int | None, stopped: Callable[[], bool]
-    ) -> Iterator[Event]:
-        """Yield the vectors of the inputs, truncated to `dimensions` if requested; end early once `stopped` returns
-        True."""
+    def vectors(self, ids: Sequence[Sequence[int]], dimensions: int | None) -> Work[Event]:
+        """Yield the vectors of the inputs, truncated to `dimensions` if requested, each in its own turn."""
         assert self.pooling is not None
         try:
             for index, vector in enumerate(vectors(self.model, ids, self.pooling)):
                 cut = vector[:dimensions]
                 yield index, Vector(unit(cut) if self.pooling.normalize and len(cut) < len(vector) else cut)
-                if stopped():
-                    return
+                yield Turn.RUNNING
         except PolyquantError as problem:  # the request was valid, so the weights are at fault
             raise RequestError(problem.message, status=500, code="server_error") from None
 
@@ -118,50 +115,34 @@ class Engine:
             prompts = [self._encode(p) if isinstance(p, str) else list(p) for p in request.prompts]
         for ids in prompts:
             self._check(ids, "messages" if request.chat else "prompt")
-        return [self._generation(request, ids, i) for ids in prompts for i in range(request.n)]
+        grammar = None if request.schema is None else self._grammars.json(request.schema)
+        return [self._generation(request, ids, i, grammar) for ids in prompts for i in range(request.n)]
 
-    def answers(self, generations: Sequence[Generation], stopped: Callable[[], bool]) -> Iterator[Event]:
-        """Generate the answers in sequence as (index, event); end early once `stopped` returns True."""
-        for index, generation in enumerate(generations):
-            for event in self._answer(generation, stopped):
-                yield index, event
-            if stopped():
-                return
-
-    def _answer(self, generation: Generation, stopped: Callable[[], bool]) -> Iterator[Piece | Finish]:
-        complete = False
+    def answers(self, generations: Sequence[Generation]) -> Work[Event]:
+        """Generate the answers of a request together: yield (index, event), and the end of each turn."""
+        assert self.batch is not None
+        owner = object()
+        jobs = {index: self.batch.submit(generation, owner) for index, generation in enumerate(generations)}
         try:
-            cached = self._feed(generation.prompt, stopped)
-            if not stopped():
-                for token in generation:
-                    yield Piece(token.text, token.logprob)
-                    if generation.finish is None and stopped():
-                        break
-            complete = True
-        except PolyquantError as problem:  # the request was valid, so the weights are at fault
-            raise RequestError(problem.message, status=500, code="server_error") from None
+            while jobs:
+                news = 0
+                for index, job in tuple(jobs.items()):
+                    for token in job.taken():
+                        news += 1
+                        yield index, token
+                    if job.ended:
+                        news += 1
+                        yield index, _finish(jobs.pop(index))
+                if not news:
+                    self.batch.advance()
+                yield Turn.RUNNING if any(job.running for job in jobs.values()) else Turn.WAITING
         finally:
-            if not complete:  # a step that failed half way leaves layers of different lengths
-                self._session.rewind(0)
-        if generation.finish is not None:
-            yield Finish(generation.finish, generation.prompt_tokens, generation.generated, cached)
+            for job in jobs.values():
+                self.batch.cancel(job)
 
-    def _feed(self, prompt: Sequence[int], stopped: Callable[[], bool]) -> int:
-        """Feed a prompt except its last token, after the prefix shared with the session; return the length of that
-        prefix."""
-        session, last = self._session, len(prompt) - 1
-        common = 0
-        while common < min(session.position, last) and session.tokens[common] == prompt[common]:
-            common += 1
-        common = session.cache.reachable(common)
-        session.rewind(common)
-        for a in range(common, last, _PREFILL):
-            if stopped():
-                break
-            session.feed(prompt[a : min(a + _PREFILL, last)])
-        return common
-
-    def _generation(self, request: GenerationRequest, ids: list[int], index: int) -> Generation:
+    def _generation(
+        self, request: GenerationRequest, ids: list[int], index: int, grammar: JsonConstraint | None
+    ) -> Generation:
         sampling = request.sampling
         if index and sampling.seed is not None:  # n answers for one seed differ, but are reproducible
             sampling = replace(sampling, seed=sampling.seed + index)
@@ -171,7 +152,8 @@ class Engine:
             max_tokens=request.max_tokens,
             sampling=sampling,
             stop=request.stop,
-            session=self._session,
+            constraint=None if grammar is None else grammar.copy(),
+            top=request.top,
         )
 
     def _encode(self, text: str, *, add_special: bool = True) -> list[int]:
@@ -186,6 +168,17 @@ class Engine:
                 code="context_length_exceeded",
                 param=param,
             )
+
+
+def _finish(job: Job) -> Finish:
+    """Return the end of an answer. Raises RequestError if it failed."""
+    generation = job.generation
+    if isinstance(job.problem, UnsupportedError):  # a JSON schema that turns out to be too complex
+        raise job.problem
+    if generation.finish is None:  # the request was valid, so the weights are at fault, or the memory
+        message = job.problem.message if isinstance(job.problem, PolyquantError) else "out of memory"
+        raise RequestError(message, status=500, code="server_error")
+    return Finish(generation.finish, generation.prompt_tokens, generation.generated, generation.reused)
 
 
 def _other_model(message: str) -> RequestError:

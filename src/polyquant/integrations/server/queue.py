@@ -1,34 +1,47 @@
-"""One worker thread, and the bounded queue of requests that wait for it.
+"""One worker thread that takes turns between the requests, and the bounded queue before it.
 
-A decoder uses all cores for one token, so two concurrent generations would each take twice as long: they run one at a
-time. The native kernels release the GIL, so the event loop stays responsive.
+A request's work is an iterator that yields results and, at the end of each turn, a Turn. Works that generate text share
+a batch (runtime/batch.py): whichever has nothing to send advances it for all. The native kernels release the GIL, so
+the event loop stays responsive.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import math
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from polyquant.integrations.server.refusal import RequestError
 
-__all__ = ["Line", "Stopped", "Ticket", "Work"]
+__all__ = ["Line", "Ticket", "Turn", "Work"]
 
 T = TypeVar("T")
-Stopped = Callable[[], bool]
-Work = Callable[[Stopped], Iterator[T]]
+
+
+class Turn(enum.Enum):
+    """The end of a turn: the work waits for a place in the batch, or has started."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+
+
+Work: TypeAlias = Generator[T | Turn, None, None]
 
 
 class Line(Generic[T]):
-    """limit: number of requests that may wait. All methods must be called from the event loop's thread."""
+    """limit: number of requests that may wait. parallel: how many run at once.
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    All methods must be called from the event loop's thread.
+    """
+
+    def __init__(self, limit: int, parallel: int = 1) -> None:
+        self._limit, self._parallel = limit, parallel
         self._worker = ThreadPoolExecutor(1, "polyquant-generate")
         self._tickets: set[Ticket[T]] = set()
         self._closing = False
@@ -36,19 +49,19 @@ class Line(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Waiting requests, without the running one."""
-        return sum(not t.running for t in self._tickets)
+        """Number of waiting requests."""
+        return len(self._tickets) - self.running
 
     @property
-    def running(self) -> bool:
-        """True if a request is running."""
-        return any(t.running for t in self._tickets)
+    def running(self) -> int:
+        """Number of running requests."""
+        return sum(t.running for t in self._tickets)
 
     def check(self) -> None:
         """Raise RequestError 503 if no request can be accepted."""
         if self._closing:
             raise _closing()
-        if len(self._tickets) > self._limit:
+        if len(self._tickets) >= self._limit + self._parallel:
             raise RequestError(
                 f"the server is busy: {self._limit} requests are waiting",
                 status=503,
@@ -64,7 +77,7 @@ class Line(Generic[T]):
         return ticket
 
     def shut(self) -> None:
-        """Stop accepting requests; running and waiting ones fail at once, and the worker stops at the next token."""
+        """Stop accepting requests; running and waiting ones fail at once, and the worker stops at the next turn."""
         self._closing = True
         for ticket in tuple(self._tickets):
             ticket.leave()
@@ -72,29 +85,34 @@ class Line(Generic[T]):
     async def close(self) -> None:
         """Shut down, and wait for the worker."""
         self.shut()
+        while self._tickets:
+            await next(iter(self._tickets)).released.wait()
         await asyncio.to_thread(self._worker.shutdown)
-        await asyncio.sleep(0)  # run the callbacks that the worker scheduled before the loop closes
 
-    def submit(self, work: Callable[[], None]) -> Future[None]:
-        """Queue the work."""
-        return self._worker.submit(work)
+    def submit(self, turn: Callable[[], bool]) -> Future[bool]:
+        """Queue a turn."""
+        return self._worker.submit(turn)
 
     def release(self, ticket: Ticket[T], seconds: float) -> None:
         """Release the ticket."""
         self._tickets.discard(ticket)
+        ticket.released.set()
         if seconds:
             self._seconds = seconds
 
 
 class Ticket(Generic[T]):
-    """A place in the queue. Leaving it cancels waiting work, and stops running work at the next token."""
+    """A place in the queue. Leaving it cancels the work before its next turn."""
 
     def __init__(self, line: Line[T]) -> None:
         self._line = line
         self._stop = threading.Event()
         self._events: asyncio.Queue[T | None] = asyncio.Queue()
-        self._future: Future[None] | None = None
+        self._work: Work[T] | None = None
+        self._problem: BaseException | None = None
+        self._turn = Turn.WAITING
         self._since = 0.0
+        self.released = asyncio.Event()
 
     def __enter__(self) -> Ticket[T]:
         return self
@@ -106,17 +124,15 @@ class Ticket(Generic[T]):
 
     @property
     def running(self) -> bool:
-        """True if the worker is processing it."""
-        return self._future is not None and self._future.running()
+        """True if the work has started."""
+        return self._turn is Turn.RUNNING
 
     def leave(self) -> None:
-        """Release the place: immediately if the work has not started, otherwise when the worker stops."""
+        """Release the place: immediately if the work has not been submitted, otherwise at its next turn."""
         self._stop.set()
         self._events.put_nowait(None)
-        if self._future is None:
+        if self._work is None:
             self._line.release(self, 0.0)
-        else:
-            self._future.cancel()
 
     async def run(self, work: Work[T]) -> AsyncGenerator[T, None]:
         """Yield the results of `work` from the worker thread.
@@ -125,28 +141,36 @@ class Ticket(Generic[T]):
         """
         if self._stop.is_set():
             raise _closing()
-        loop = asyncio.get_running_loop()
+        self._work, loop = work, asyncio.get_running_loop()
 
-        def tell(item: T | None) -> None:
-            loop.call_soon_threadsafe(self._events.put_nowait, item)
+        def turn() -> bool:
+            """Run until the end of a turn. Returns False at the end of the work."""
+            self._since = self._since or time.monotonic()
+            if self._stop.is_set():
+                work.close()
+                return False
+            for item in work:
+                if isinstance(item, Turn):
+                    self._turn = item
+                    return True
+                loop.call_soon_threadsafe(self._events.put_nowait, item)
+            return False
 
-        def in_worker() -> None:
-            self._since = time.monotonic()
-            for item in work(self._stop.is_set):
-                tell(item)
+        def finished(future: Future[bool]) -> None:
+            self._problem = future.exception()
+            if self._problem is None and future.result():
+                self._line.submit(turn).add_done_callback(finished)  # after the turns of all others
+                return
+            loop.call_soon_threadsafe(self._line.release, self, time.monotonic() - self._since)
+            loop.call_soon_threadsafe(self._events.put_nowait, None)
 
-        def finished(_: Future[None]) -> None:
-            seconds = time.monotonic() - self._since if self._since else 0.0
-            loop.call_soon_threadsafe(self._line.release, self, seconds)
-            tell(None)
-
-        self._future = self._line.submit(in_worker)
-        self._future.add_done_callback(finished)
+        self._line.submit(turn).add_done_callback(finished)
         while (item := await self._events.get()) is not None:
             yield item
         if self._stop.is_set():
             raise _closing()
-        self._future.result()
+        if self._problem is not None:
+            raise self._problem
 
 
 def _closing() -> RequestError:

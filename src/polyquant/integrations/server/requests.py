@@ -7,17 +7,19 @@ without effect (`user`, `metadata`, ...) are accepted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from polyquant.integrations.server.fields import Fields, wrong
 from polyquant.integrations.server.refusal import RequestError
+from polyquant.runtime.grammar import ANY_OBJECT
 from polyquant.runtime.recommended import ALL_TOKENS
 from polyquant.runtime.sampling import Sampling
 
 __all__ = [
-    "GenerationRequest", "Message", "Prompt", "chat_request", "check_model", "completion_request", "is_ids", "no_model",
+    "GenerationRequest", "Message", "Prompt", "chat_request", "completion_request", "is_ids", "no_model",
+    "requested_model",
 ]  # fmt: skip
 
 Prompt: TypeAlias = str | tuple[int, ...]
@@ -26,6 +28,9 @@ Message: TypeAlias = Mapping[str, str]
 _NONE: Mapping[str, Any] = {}
 MAX_CHOICES = 64  # prompts x n per request
 MAX_STOPS = 4
+MAX_TOP = 20  # alternatives per token in a chat; MAX_COMPLETION_TOP in completions
+MAX_COMPLETION_TOP = 5
+MAX_BIASES = 1024
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat is limited only by the context
 
 _HARMLESS = (
@@ -46,7 +51,9 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 class GenerationRequest:
     """One request.
 
-    `messages` for a chat, otherwise `prompts`; n answers each. max_tokens None: up to the full context.
+    `messages` for a chat, otherwise `prompts`; n answers each. max_tokens None: up to the full context. logprobs:
+    return log probabilities, with `top` alternatives per token. token_ids: return token ids. schema: the JSON schema of
+    the answer, None for any text.
     """
 
     chat: bool
@@ -59,42 +66,36 @@ class GenerationRequest:
     stream: bool
     include_usage: bool
     logprobs: bool
+    top: int
+    token_ids: bool
+    schema: Any
 
 
-def completion_request(body: Any, model: str, defaults: Mapping[str, Any] = _NONE) -> GenerationRequest:
+def completion_request(body: Any, defaults: Mapping[str, Any] = _NONE) -> GenerationRequest:
     """Parse the body of /v1/completions. defaults: fields of Sampling recommended by the model. Raises RequestError."""
     fields = Fields(body)
-    check_model(fields, model)
     prompts = _prompts(fields.get("prompt"))
     fields.neutral("suffix", "")
     fields.neutral("echo", False)
     fields.neutral("best_of", 1)
-    logprobs = fields.integer("logprobs", None, low=0, high=5)
-    if logprobs:
-        raise RequestError(
-            "only the log probabilities of the chosen tokens are supported: 'logprobs' must be 0 or null",
-            code="unsupported_parameter",
-            param="logprobs",
-        )
+    logprobs = fields.integer("logprobs", None, low=0, high=MAX_COMPLETION_TOP)
     limit = fields.integer("max_tokens", COMPLETION_TOKENS, low=1, high=1 << 31)
-    return _request(
-        fields, prompts=prompts, messages=(), max_tokens=limit, logprobs=logprobs is not None, defaults=defaults
-    )
+    return _request(fields, prompts=prompts, messages=(), max_tokens=limit, logprobs=logprobs, defaults=defaults)
 
 
-def chat_request(body: Any, model: str, defaults: Mapping[str, Any] = _NONE) -> GenerationRequest:
+def chat_request(body: Any, defaults: Mapping[str, Any] = _NONE) -> GenerationRequest:
     """Parse the body of /v1/chat/completions. defaults: as of `completion_request`. Raises RequestError."""
     fields = Fields(body)
-    check_model(fields, model)
     messages = _messages(fields.get("messages"))
     fields.neutral("tools", [])
     fields.neutral("tool_choice", "none", "auto")
     fields.neutral("functions", [])
     fields.neutral("function_call", "none", "auto")
-    fields.neutral("response_format", {"type": "text"})
     fields.neutral("modalities", ["text"])
-    fields.neutral("top_logprobs", 0)
-    logprobs = fields.boolean("logprobs")
+    top = fields.integer("top_logprobs", 0, low=0, high=MAX_TOP)
+    logprobs = top if fields.boolean("logprobs") else None
+    if top and logprobs is None:
+        raise wrong("top_logprobs", "absent unless 'logprobs' is true", top)
     old = fields.integer("max_tokens", None, low=1, high=1 << 31)
     new = fields.integer("max_completion_tokens", None, low=1, high=1 << 31)
     if old is not None and new is not None and old != new:
@@ -109,13 +110,10 @@ def _request(
     prompts: tuple[Prompt, ...],
     messages: tuple[Message, ...],
     max_tokens: int | None,
-    logprobs: bool,
+    logprobs: int | None,
     defaults: Mapping[str, Any],
 ) -> GenerationRequest:
     """Parse the fields common to both, and reject unknown ones."""
-    fields.neutral("frequency_penalty", 0)
-    fields.neutral("presence_penalty", 0)
-    fields.neutral("logit_bias", {})
     n = fields.integer("n", 1, low=1, high=MAX_CHOICES) or 1
     if n * max(1, len(prompts)) > MAX_CHOICES:
         raise wrong("n", f"small enough: at most {MAX_CHOICES} answers per request (prompts x n)", n)
@@ -131,33 +129,83 @@ def _request(
         ),
         repetition_window=defaults.get("repetition_window", ALL_TOKENS),  # vLLM's: all tokens so far
         seed=None if seed is None else seed % (1 << 64),
+        frequency_penalty=fields.number("frequency_penalty", 0.0, low=-2, high=2),
+        presence_penalty=fields.number("presence_penalty", 0.0, low=-2, high=2),
+        logit_bias=_biases(fields.get("logit_bias")),
     )
     stop = _stops(fields.get("stop"))
     stream = fields.boolean("stream")
     include_usage = _include_usage(fields.get("stream_options"), stream)
-    fields.finish(_HARMLESS)
+    token_ids, schema = fields.boolean("return_token_ids"), _schema(fields.get("response_format"))
+    fields.finish((*_HARMLESS, "model"))
     return GenerationRequest(
-        bool(messages), prompts, messages, max_tokens, sampling, stop, n, stream, include_usage, logprobs
-    )
+        chat=bool(messages), prompts=prompts, messages=messages, max_tokens=max_tokens, sampling=sampling, stop=stop,
+        n=n, stream=stream, include_usage=include_usage, logprobs=logprobs is not None, top=logprobs or 0,
+        token_ids=token_ids, schema=schema,
+    )  # fmt: skip
 
 
-def check_model(fields: Fields, model: str) -> None:
-    """Raise RequestError unless the request names this model."""
-    requested = fields.text("model")
+def requested_model(body: Any, names: Sequence[str]) -> str:
+    """Return the model that a request names. Raises RequestError unless it is one of `names`."""
+    requested = Fields(body).text("model")
     if requested is None:
-        raise RequestError(f"'model' is missing; this server has '{model}'", code="missing_parameter", param="model")
-    if requested != model:
-        raise no_model(requested, model)
+        raise RequestError(
+            f"'model' is missing; this server has {_listed(names)}", code="missing_parameter", param="model"
+        )
+    if requested not in names:
+        raise no_model(requested, names)
+    return requested
 
 
-def no_model(requested: str, model: str) -> RequestError:
+def no_model(requested: str, names: Sequence[str]) -> RequestError:
     """Return the error for a model that this server does not have."""
     return RequestError(
-        f"the model '{requested[:100]}' does not exist; this server has '{model}'",
+        f"the model '{requested[:100]}' does not exist; this server has {_listed(names)}",
         status=404,
         code="model_not_found",
         param="model",
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    """Return token id -> bias from an object whose keys are ids as strings."""
+    if value is None:
+        return {}
+    expected = "an object of token ids and numbers from -100 to 100"
+    if not isinstance(value, Mapping):
+        raise wrong("logit_bias", expected, value)
+    if len(value) > MAX_BIASES:
+        raise wrong("logit_bias", f"an object of at most {MAX_BIASES} tokens", f"{len(value)} tokens")
+    biases = Fields(value, "logit_bias.")
+    for key in value:
+        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10):
+            raise wrong("logit_bias", expected, key)
+    return {int(key): biases.number(key, 0.0, low=-100, high=100) for key in value}
+
+
+def _schema(value: Any) -> Any:
+    """Return the JSON schema of a response_format; None for text."""
+    if value is None:
+        return None
+    form = Fields(value, "response_format.")
+    kind = form.text("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise wrong("response_format.type", "'text', 'json_object' or 'json_schema'", kind)
+    if kind != "json_schema":
+        form.finish()
+        return ANY_OBJECT if kind == "json_object" else None
+    named = Fields(form.get("json_schema"), "response_format.json_schema.")
+    named.text("name")
+    named.text("description")
+    named.boolean("strict")  # every schema is enforced
+    schema = named.get("schema")
+    named.finish()
+    form.finish()
+    return ANY_OBJECT if schema is None else schema
 
 
 def _include_usage(value: Any, stream: bool) -> bool:

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -25,6 +25,8 @@ from polyquant.errors import InputError
 from polyquant.integrations.server.app import Access, create_app
 from polyquant.integrations.server.engine import Engine, Event
 from polyquant.integrations.server.queue import Line
+from polyquant.integrations.server.record import Log
+from polyquant.integrations.server.served import Served
 
 __all__ = ["Address", "bind", "serve"]
 
@@ -73,12 +75,18 @@ def bind(host: str, port: int) -> Address:
 
 
 def serve(
-    engine: Engine, name: str, address: Address, access: Access, *, queue: int, on_ready: Callable[[], None]
+    engines: Mapping[str, Engine],
+    address: Address,
+    access: Access,
+    *,
+    queue: int,
+    on_ready: Callable[[], None],
+    log: Log | None = None,
 ) -> None:
-    """Serve requests until a signal arrives. queue: number of requests that may wait. on_ready is called once it
-    listens."""
-    line: Line[Event] = Line(queue)
-    app = create_app(engine, line, name, access)
+    """Serve requests until a signal arrives. engines: by model id. queue: number of requests that may wait per model.
+    on_ready is called once it listens. log: receives a line per request."""
+    models = [Served(name, engine, Line(queue, engine.parallel)) for name, engine in engines.items()]
+    app = create_app(models, access, log)
     for logger in ("uvicorn.error", "asyncio"):  # log bugs with tracebacks, but not disconnecting clients
         logging.getLogger(logger).setLevel(logging.ERROR)
     config = uvicorn.Config(
@@ -93,17 +101,18 @@ def serve(
         proxy_headers=False,
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_END_SECONDS,
-        limit_concurrency=_CONNECTIONS + queue,
+        limit_concurrency=_CONNECTIONS + sum(queue + engine.parallel for engine in engines.values()),
     )
-    asyncio.run(_Server(config, line, on_ready).serve(sockets=[address.socket]))
+    lines = [served.line for served in models]
+    asyncio.run(_Server(config, lines, on_ready).serve(sockets=[address.socket]))
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server with our shutdown."""
 
-    def __init__(self, config: uvicorn.Config, line: Line[Event], on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, lines: Sequence[Line[Event]], on_ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._line, self._on_ready = line, on_ready
+        self._lines, self._on_ready = lines, on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -113,9 +122,10 @@ class _Server(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the connections, and wait for the worker."""
+        """Close the connections, and wait for the workers."""
         await super().shutdown(sockets)
-        await self._line.close()
+        for line in self._lines:
+            await line.close()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -134,7 +144,8 @@ class _Server(uvicorn.Server):
             os._exit(130)
         self.should_exit = True
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._line.shut)
+            for line in self._lines:
+                self._loop.call_soon_threadsafe(line.shut)
 
 
 class _Connection(H11Protocol):

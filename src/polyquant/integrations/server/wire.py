@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from polyquant.integrations.server.engine import Finish, Piece
 from polyquant.integrations.server.refusal import RequestError
+from polyquant.integrations.server.requests import GenerationRequest
 
 __all__ = ["Choice", "Envelope", "Json", "Usage", "error_body", "model_body"]
 
@@ -57,20 +58,24 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Fields common to all objects of one answer: id, creation time, model; whether chat or completion; whether with
-    log probabilities."""
+    """Fields common to all objects of one answer: id, creation time, model; and what it contains.
+
+    chat: chat or completion. logprobs, token_ids: with these. spelled: the text of a token id, for alternatives.
+    """
 
     chat: bool
     model: str
     logprobs: bool
+    token_ids: bool
+    spelled: Callable[[int], str]
     id: str
     created: int
 
     @classmethod
-    def new(cls, *, chat: bool, model: str, logprobs: bool) -> Envelope:
+    def new(cls, request: GenerationRequest, model: str, spelled: Callable[[int], str]) -> Envelope:
         """Create one with a new id."""
-        name = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
-        return cls(chat, model, logprobs, name, int(time.time()))
+        name = ("chatcmpl-" if request.chat else "cmpl-") + secrets.token_hex(12)
+        return cls(request.chat, model, request.logprobs, request.token_ids, spelled, name, int(time.time()))
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Json:
         """Return a complete answer."""
@@ -99,14 +104,15 @@ class Envelope:
             else {"text": choice.text}
         )
         logprobs = self._logprobs(choice.pieces, 0)
-        return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.reason}
+        ids = self._ids(choice.pieces)
+        return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.reason, **ids}
 
     def _chunk(
         self, index: int, delta: Json, text: str, pieces: Sequence[Piece], *, offset: int = 0, reason: str | None = None
     ) -> Json:
         content: Json = {"delta": delta} if self.chat else {"text": text}
         logprobs = self._logprobs(pieces, offset) if pieces else None
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason, **self._ids(pieces)}
         return self._object("chat.completion.chunk", [choice])
 
     def _object(self, kind: str, choices: list[Json], **more: Any) -> Json:
@@ -119,14 +125,22 @@ class Envelope:
             **more,
         }
 
+    def _table(self, piece: Piece) -> dict[str, float]:
+        """Return the alternatives by text; of tokens with equal texts, the most likely."""
+        return {self.spelled(i): logprob for i, logprob in reversed(piece.top)}
+
+    def _ids(self, pieces: Sequence[Piece]) -> Json:
+        """Return vLLM's extension `token_ids`, if requested."""
+        return {"token_ids": [p.id for p in pieces]} if self.token_ids else {}
+
     def _logprobs(self, pieces: Sequence[Piece], offset: int) -> Json | None:
-        """Return the log probabilities of the chosen tokens; a token within an incomplete character has an empty
-        text."""
+        """Return the log probabilities of the chosen tokens, and of alternatives; a chosen token within an incomplete
+        character has an empty text."""
         if not self.logprobs:
             return None
         if self.chat:
             content = [
-                {"token": p.text, "logprob": p.logprob, "bytes": list(p.text.encode()), "top_logprobs": []}
+                {**_entry(p.text, p.logprob), "top_logprobs": [_entry(self.spelled(i), x) for i, x in p.top]}
                 for p in pieces
             ]
             return {"content": content, "refusal": None}
@@ -137,14 +151,21 @@ class Envelope:
         return {
             "tokens": [p.text for p in pieces],
             "token_logprobs": [p.logprob for p in pieces],
-            "top_logprobs": None,
+            "top_logprobs": [self._table(p) for p in pieces] if any(p.top for p in pieces) else None,
             "text_offset": offsets,
         }
 
 
-def model_body(model: str, created: int, context: int) -> Json:
-    """Return an entry of /v1/models; max_model_len is vLLM's name for the context."""
-    return {"id": model, "object": "model", "created": created, "owned_by": "polyquant", "max_model_len": context}
+def _entry(text: str, logprob: float) -> Json:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def model_body(model: str, created: int, context: int, abilities: Json) -> Json:
+    """Return an entry of /v1/models; max_model_len is vLLM's name for the context, `polyquant` our extension."""
+    return {
+        "id": model, "object": "model", "created": created, "owned_by": "polyquant", "max_model_len": context,
+        "polyquant": abilities,
+    }  # fmt: skip
 
 
 def error_body(problem: RequestError) -> Json:

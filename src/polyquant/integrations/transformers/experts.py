@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,11 +16,13 @@ from transformers.core_model_loading import Concatenate, MergeModulelist
 
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import UnsupportedError
-from polyquant.integrations.transformers.linear import TrellisLinear
+from polyquant.integrations.transformers.linear import TrellisLinear, float32_rows, refuse_device
 from polyquant.integrations.transformers.matching import Renaming
+from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.load import Activations
+from polyquant.types import Rounding, Weight
 
-__all__ = ["PackedExperts", "packed_experts"]
+__all__ = ["ExpertNames", "PackedExperts", "StackedExperts", "expert_names", "packed_experts"]
 
 _PLAIN = {
     "has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True, "has_post_expert_norm": False,
@@ -35,10 +39,7 @@ class PackedExperts(torch.nn.Module):
 
     def __init__(self, original: Any, experts: Sequence[Mapping[str, TrellisLinear]], matrices: Sequence[str]) -> None:
         super().__init__()
-        plain = {k: v for k, v in vars(original).items() if not k.startswith("_")}  # constants that its gate may use
-        self.__dict__.update(plain)
-        for name, child in original.named_children():
-            self.add_module(name, child)
+        keep_attributes(self, original)
         for i, expert in enumerate(experts):
             self.add_module(str(i), torch.nn.ModuleDict(expert))
         self._count, self._matrices, self._kind = len(experts), tuple(matrices), type(original)
@@ -73,38 +74,105 @@ class PackedExperts(torch.nn.Module):
         return module
 
 
-def packed_experts(
-    module: Any,
-    path: str,
-    names: Sequence[str],
-    rename: Renaming,
-    codecs: Mapping[str, Trellis],
-    activations: Activations,
-    file: object,
-) -> PackedExperts:
-    """Return the packed counterpart of an experts module. names: the quantized weights that it would merge.
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """The stored names of an experts module. matrices: the leaf names of (gate, up, down). tensors: per expert, leaf
+    name -> tensor."""
+
+    matrices: tuple[str, ...]
+    tensors: Sequence[Mapping[str, str]]
+
+
+def expert_names(module: Any, path: str, names: Sequence[str], rename: Renaming, file: object) -> ExpertNames:
+    """Return the names of all experts. names: the quantized weights that the module would merge.
 
     Raises UnsupportedError for unsupported experts, and unless all matrices of all experts are quantized.
     """
     patterns = _patterns(module, names, rename)
     if patterns is None:
         raise _refusal("unsupported packed experts", type(module).__name__, names[0], file)
-    experts: dict[int, dict[str, TrellisLinear]] = {}
+    experts: dict[int, dict[str, str]] = {}
     matrices: dict[str, str] = {}
-    width, hidden = module.down_proj.shape[2], module.down_proj.shape[1]
     for name in names:
         leaf = _LEAF.fullmatch(rename.plain(name).removeprefix(f"{path}."))
         if leaf is None:
             raise _refusal("unexpected name of an expert", rename.plain(name), name, file)
-        pattern = rename(name)[1] or ""
-        matrices[pattern] = leaf[2]
-        shape = (hidden, width) if pattern == patterns[2] else (width, hidden)
-        experts.setdefault(int(leaf[1]), {})[leaf[2]] = TrellisLinear(name, shape, None, codecs[name], activations)
+        matrices[rename(name)[1] or ""] = leaf[2]
+        experts.setdefault(int(leaf[1]), {})[leaf[2]] = name
     count = module.down_proj.shape[0]
     if sorted(experts) != list(range(count)) or any(len(expert) != 3 for expert in experts.values()):
         complete = sum(len(expert) == 3 for expert in experts.values())
         raise _refusal("some experts are quantized and some are not", f"{complete} of {count} complete", names[0], file)
-    return PackedExperts(module, [experts[i] for i in range(count)], [matrices[p] for p in patterns])
+    return ExpertNames(tuple(matrices[p] for p in patterns), [experts[i] for i in range(count)])
+
+
+def packed_experts(
+    module: Any, names: ExpertNames, codecs: Mapping[str, Trellis], activations: Activations
+) -> PackedExperts:
+    """Return the counterpart of an experts module with one TrellisLinear per matrix."""
+    width, hidden = module.down_proj.shape[2], module.down_proj.shape[1]
+    down = names.matrices[2]
+    experts = [
+        {
+            leaf: TrellisLinear(name, (hidden, width) if leaf == down else (width, hidden), None, codecs[name],
+                                activations)
+            for leaf, name in expert.items()
+        }
+        for expert in names.tensors
+    ]  # fmt: skip
+    return PackedExperts(module, experts, names.matrices)
+
+
+class StackedExperts(torch.nn.Module):
+    """Replaces an experts module by stacks of matrices in their stored layout, multiplied by the runtime's kernels."""
+
+    def __init__(self, original: Any, matrices: Sequence[Sequence[Weight]], rounding: Rounding) -> None:
+        """matrices: gate, up and down, each one weight per expert."""
+        super().__init__()
+        keep_attributes(self, original)
+        self._kind = type(original)
+        gate, up, down = matrices
+        self._sample = gate[0]
+        self._inner, self._down = ExpertLinear([gate, up], [None] * 2, rounding), ExpertLinear([down], [None], rounding)
+
+    def extra_repr(self) -> str:
+        """Return the description for print(model)."""
+        return f"{self._inner.experts} experts of {list(self._sample.shape)}, {self._sample.codec.name}"
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute [tokens, hidden], [tokens, k] expert indices, [tokens, k] weights -> [tokens, hidden]."""
+        if torch.is_grad_enabled() and hidden_states.requires_grad:
+            raise UnsupportedError(
+                "packed experts have no gradients", hint="use torch.no_grad(), or load with dequantize=True"
+            )
+        ids = top_k_index.to(torch.int32).contiguous().numpy()
+        gate, up = (torch.from_numpy(y) for y in self._inner(float32_rows(hidden_states), ids))
+        inner = self._kind._apply_gate(self, torch.cat([gate, up], -1))
+        (down,) = self._down(float32_rows(inner), ids)
+        weighted = torch.from_numpy(down).reshape(*ids.shape, -1) * top_k_weights[..., None].to(torch.float32)
+        return weighted.sum(1).to(hidden_states.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> StackedExperts:
+        refuse_device(fn(torch.empty(0)).device)
+        super()._apply(fn, recurse)
+        return self
+
+    def __deepcopy__(self, memo: Any) -> StackedExperts:
+        copy = StackedExperts.__new__(StackedExperts)
+        torch.nn.Module.__init__(copy)
+        memo[id(self)] = copy
+        for key, value in vars(self).items():  # the products are immutable
+            copy.__dict__[key] = deepcopy(value, memo) if key in ("_modules", "_parameters", "_buffers") else value
+        return copy
+
+
+def keep_attributes(module: torch.nn.Module, original: Any) -> None:
+    """Copy the constants that the original's gate may use, and its children."""
+    vars(module).update({k: v for k, v in vars(original).items() if not k.startswith("_")})
+    for name, child in original.named_children():
+        module.add_module(name, child)
 
 
 def _patterns(module: Any, names: Sequence[str], rename: Renaming) -> list[str] | None:
@@ -120,6 +188,4 @@ def _patterns(module: Any, names: Sequence[str], rename: Renaming) -> list[str] 
 
 
 def _refusal(message: str, found: str, tensor: str, file: object) -> UnsupportedError:
-    return UnsupportedError(
-        message, file=file, tensor=tensor, found=found, hint="load with TrellisConfig(dequantize=True)"
-    )
+    return UnsupportedError(message, file=file, tensor=tensor, found=found, hint="load with dequantize=True")

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 
@@ -16,17 +15,17 @@ from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.trellis.config import config_entry, config_text
 from polyquant.formats.trellis.target import method_of, origin
 from polyquant.integrations.transformers.config import QUANT_METHOD, TensorsInMemory, TrellisConfig
-from polyquant.integrations.transformers.linear import cpu_only
+from polyquant.integrations.transformers.linear import on_cpu
 from polyquant.integrations.transformers.matching import refuse_report
+from polyquant.integrations.transformers.placing import float_tensor
 from polyquant.integrations.transformers.quantizer import TrellisHfQuantizer
 from polyquant.opening import open_checkpoint
 from polyquant.runtime.load import Activations
 from polyquant.trellis.loader import as_trellis
-from polyquant.types import Action, Checkpoint, TensorSpec, TrellisCodes, Weight
+from polyquant.types import Action, Checkpoint, TensorSpec, TrellisCodes
 
 __all__ = ["TrellisHfQuantizer", "load_trellis_model"]
 
-_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
 """Options that locate a configuration."""
 
@@ -57,7 +56,7 @@ def load_trellis_model(
     """
     options["dtype"] = options.pop("dtype", torch_dtype)
     if not dequantize or device_map == "auto":
-        _on_cpu(device_map)
+        on_cpu(device_map)
         device_map = None
     if device_map is not None:
         options["device_map"] = device_map
@@ -82,13 +81,6 @@ def _by_plugin(path: str | os.PathLike[str], dequantize: bool, activations: Acti
     return transformers.AutoModelForCausalLM.from_pretrained(path, config=config, **options)
 
 
-def _on_cpu(device_map: Any) -> None:
-    places = device_map.values() if isinstance(device_map, Mapping) else [device_map]
-    for place in places:
-        if place is not None and str(place) not in ("auto", "cpu"):
-            raise cpu_only(place)
-
-
 def _names_plugin(entry: Any) -> bool:
     """True if config.json selects the plugin, so that transformers can read the files itself."""
     return isinstance(entry, Mapping) and entry.get("quant_method") == QUANT_METHOD
@@ -108,7 +100,7 @@ def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activ
     packed: list[TensorSpec] = []
     for name, weight in checkpoint.items():
         if weight.codec.form is not TrellisCodes or dequantize:
-            state[name] = _tensor(weight)
+            state[name] = float_tensor(weight)
             continue
         trellis = as_trellis(weight, file=checkpoint.path)
         packed.append(TensorSpec(name, trellis.shape, trellis.codec))
@@ -129,12 +121,3 @@ def _described(checkpoint: Checkpoint, packed: list[TensorSpec], state: Mapping[
     codecs = {t.name: t.codec for t in packed if isinstance(t.codec, Trellis)}
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     return {**config_entry(packed, method), "held": TensorsInMemory(codecs, shapes, checkpoint.path, metadata)}
-
-
-def _tensor(weight: Weight) -> torch.Tensor:
-    """Return a float tensor in its stored dtype if torch has it, otherwise float32."""
-    dtype = _DTYPES.get(weight.codec.name)
-    if dtype is None:
-        return torch.from_numpy(weight.dequantize())
-    (stored,) = weight.read().values()
-    return torch.from_numpy(stored.reshape(-1).view(np.uint8)).view(dtype).reshape(weight.shape)

@@ -18,8 +18,8 @@ from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.trellis.config import FILE as METADATA
 from polyquant.formats.trellis.config import WITHOUT_PLUGIN
 from polyquant.integrations.transformers.config import QUANT_METHOD
-from polyquant.integrations.transformers.experts import PackedExperts, packed_experts
-from polyquant.integrations.transformers.linear import TrellisLinear, cpu_only
+from polyquant.integrations.transformers.experts import PackedExperts, expert_names, packed_experts
+from polyquant.integrations.transformers.linear import DEVICE_CHOICES, TrellisLinear, on_cpu
 from polyquant.integrations.transformers.matching import Renaming, Shapes, Sources, require_match
 from polyquant.integrations.transformers.saving import saves_as_v3
 from polyquant.integrations.transformers.undeclared import refuse_undeclared
@@ -32,8 +32,6 @@ __all__ = ["TrellisHfQuantizer"]
 
 PARTS = ("indices", "scales", "su", "sv", "lut")
 refuse_undeclared()
-
-_CHOICES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 @register_quantizer(QUANT_METHOD)
@@ -63,12 +61,9 @@ class TrellisHfQuantizer(HfQuantizer):
         """Return the CPU, or raise UnsupportedError; dequantized models support all devices."""
         if device_map is None or self.quantization_config.dequantize:
             return device_map
-        if isinstance(device_map, str) and device_map in _CHOICES:
+        if isinstance(device_map, str) and device_map in DEVICE_CHOICES:
             return {"": torch.device("cpu")}
-        places = device_map.values() if isinstance(device_map, Mapping) else [device_map]
-        for place in places:
-            if str(place) != "cpu":
-                raise cpu_only(place)
+        on_cpu(device_map)
         return device_map
 
     def update_attn_implementation(self, config: Any) -> Any:
@@ -96,8 +91,8 @@ class TrellisHfQuantizer(HfQuantizer):
                 self._pack(model, name, target if target in rename.wanted else None, codec)
         for path, names in experts.items():
             module, chosen = model.get_submodule(path), self.quantization_config.activations
-            packed = packed_experts(module, path, names, rename, self.codecs, chosen, self.file)
-            model.set_submodule(path, packed)
+            found = expert_names(module, path, names, rename, self.file)
+            model.set_submodule(path, packed_experts(module, found, self.codecs, chosen))
             self.unmerged |= {tuple(c.source_patterns) for n in names if (c := rename.converter(n)) is not None}
 
     def _pack(self, model: Any, name: str, target: str | None, codec: Trellis) -> None:

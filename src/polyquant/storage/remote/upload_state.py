@@ -1,4 +1,4 @@
-"""What an unfinished upload leaves on this machine: one folder per target, so that the same command resumes.
+"""The state of an unfinished upload on this machine: one folder per target, so that the same command resumes.
 
     $XDG_STATE_HOME/polyquant/uploads/HASH/    by default ~/.local/state; mode 0700; HASH: of the target's URL
         journal                                locked while a run uses the folder; lines as in storage/journal.py

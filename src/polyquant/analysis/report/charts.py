@@ -146,7 +146,7 @@ def speed_against_size(report: Overview) -> Spec:
     x = {"field": "size", "type": "quantitative", "scale": {"zero": False, "padding": 24}, "title": f"size, {unit}"}
     y = {
         "field": "y", "type": "quantitative", "title": "tokens per second", "axis": {"tickCount": 5},
-        "scale": {"domainMin": 0},
+        "scale": {"domain": [0, 1.12 * max(c.speed.decode for c in timed if c.speed is not None)]},
     }  # fmt: skip
     color = {
         "field": "kind", "type": "nominal", "title": None,

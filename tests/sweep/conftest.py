@@ -30,7 +30,7 @@ def calls(monkeypatch):
 
 @pytest.fixture(scope="session")
 def book(tmp_path_factory):
-    """A text of 500 words."""
+    """An evaluation text of 500 words."""
     words = np.random.default_rng(5).choice(["the", "fox", "dog", "quick", "brown", "jumps", "over", "lazy"], 500)
     path = tmp_path_factory.mktemp("text") / "book.txt"
     path.write_text(" ".join(words))

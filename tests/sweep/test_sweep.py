@@ -218,7 +218,7 @@ def test_two_sweeps_do_not_share_a_folder(book, calls, tmp_path):
 
 def test_time_ends_between_candidates(book, calls, tmp_path):
     made = outlook(SOURCE, text=book, work=tmp_path / "work", recipes=["q8_0", "q4_0", "q5_0"], max_time=100)
-    now = iter(range(0, 10_000, 9))  # a step of the sweep looks at the clock several times
+    now = iter(range(0, 10_000, 9))  # each step reads the clock several times
     result = run(made, clock=lambda: float(next(now)))
     done = [t.status for t in result.trials]
     assert "measured" in done and "skipped" in done

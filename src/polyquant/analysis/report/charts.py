@@ -175,7 +175,7 @@ def _labels() -> list[Spec]:
     return [
         {
             "transform": [{"filter": f"datum.side == '{side}'"}],
-            "mark": {"type": "text", **where, "aria": False, "limit": 180},
+            "mark": where | {"type": "text", "aria": False, "limit": 180},
             "encoding": {"text": {"field": "model"}},
         }
         for side, where in _SIDES.items()

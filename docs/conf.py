@@ -43,6 +43,8 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 
 COMMENT = re.compile(r"^<!-- .*?-->\n", re.M | re.S)
+EXAMPLES = re.compile(r"\[[^\]]+\]\((?:\.\./)*(examples/\w+)\)")
+"""Links to folders, which are not part of the site."""
 TOP = {"../README.md": "index.md", "../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changelog.md"}
 
 CONTENTS = {
@@ -59,7 +61,7 @@ def _site_text(app: Any, name: str, source: list[str]) -> None:
     for outside, page in TOP.items():
         place = page if page == "index.md" else f"generated/{page}"
         text = text.replace(f"]({'../' * depth}{outside}", f"]({'../' * depth}{place}")
-    text = text.replace("[examples/plugin](../examples/plugin)", "`examples/plugin`")
+    text = EXAMPLES.sub(r"`\1`", text)
     if name in CONTENTS:
         text += "\n```{toctree}\n:hidden:\n\n" + "\n".join(CONTENTS[name]) + "\n```\n"
     source[0] = text

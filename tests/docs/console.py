@@ -1,4 +1,4 @@
-"""Run the commands of a documentation page, and compare what they print.
+"""Run the commands of a documentation page, and compare their output.
 
 A page runs in one bash, in an empty folder, from the first block to the last:
 
@@ -68,7 +68,7 @@ class Block:
     line: int
     commands: tuple[Command, ...]
     reason: str | None
-    """Why it is not run."""
+    """The reason for not running it."""
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -140,7 +140,7 @@ def _close(a: str, b: str) -> bool:
 
 
 def run_page(page: Path, folder: Path, server: str) -> list[tuple[Command, str]]:
-    """Run the page in `folder`; the commands that failed or printed something else, each with what was found."""
+    """Run the page in `folder`; the commands that failed or printed something else, each with its output."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -81,12 +81,10 @@ def anchors(page):
 
 
 def test_every_page_is_in_the_contents():
-    """Of the site: by index.md, or by the README of its folder (docs/conf.py). And of the files: by docs/README.md."""
+    """Those of the site are index.md and the README of a folder (docs/conf.py), those of the files docs/README.md."""
     contents = (DOCS / "index.md").read_text(encoding="utf-8").splitlines()
-    pages = {page.relative_to(DOCS) for page in PAGES if page.is_relative_to(DOCS)} - {
-        Path("index.md"),
-        Path("README.md"),
-    }
+    pages = {page.relative_to(DOCS) for page in PAGES if page.is_relative_to(DOCS)}
+    pages -= {Path("index.md"), Path("README.md")}
     listed = {page for page in pages if page.with_suffix("").as_posix() in contents}
     assert {page for page in pages - listed if (page.parent / "README.md") not in listed} == set()
     linked = re.findall(r"\]\(([^)#:]+)", (DOCS / "README.md").read_text(encoding="utf-8"))

@@ -258,6 +258,9 @@ def test_the_page_asks_for_the_key(visit, small):
     with running(small, POLYQUANT_API_KEY="secret") as (_, url):
         opened = visit(url.removesuffix("/v1") + "/")
         page = opened.page
+        page.locator("#key[open]").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Enter the API key").click()
         page.fill("#key-value", "wrong")
         page.keyboard.press("Enter")
         page.get_by_role("alert").filter(has_text="does not accept this key").wait_for()

@@ -13,29 +13,19 @@ import numpy as np
 import pytest
 
 import polyquant as pq
-from golden import VECTORS
+from conversion import jobs
+from conversion.jobs import SOURCE, content
 from polyquant.conversion.merge import discard_parts
 from polyquant.conversion.tasks import Part, cost, parse_part, shares
 from polyquant.errors import InputError, PlanError
 from polyquant.storage import parts as storage_parts
 from polyquant.types import as_matrix
 
-SOURCE = VECTORS / "models/tiny-llama-tied/hf"
 JOBS = {
-    "gguf": ("out.gguf", {"recipe": "q4_k_m"}),
+    **jobs.JOBS,
     "split": ("out.gguf", {"codec": "q8_0", "shard_bytes": 150_000}),
     "hf": ("out", {"to": "hf"}),
-    "sharded": ("out", {"to": "hf", "shard_bytes": 200_000}),
-    "trellis": ("out", {"to": "trellis-v3", "bits": 3, "effort": "fast"}),
-    "msmodelslim": ("out", {"to": "msmodelslim", "codec": "w8a16"}),
-    "calibrated": ("out", {"bits": 3, "effort": "fast", "to": "trellis-v3", "calibration": __file__}),
-    "ranges": ("out", {"to": "msmodelslim", "codec": "w8a8", "calibration": __file__}),
-    "allocated": ("out", {"to": "trellis-v3", "effort": "fast", "target_bpw": 3.5}),
 }
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def whole(folder: Path, job: str) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 import polyquant as pq
 from conversion import jobs
 from conversion.jobs import SOURCE, content
+from polyquant.conversion import tasks
 from polyquant.conversion.merge import discard_parts
 from polyquant.conversion.tasks import Part, cost, parse_part, shares
 from polyquant.errors import InputError, PlanError
@@ -251,3 +253,13 @@ def test_invalid_parts_are_refused(text):
     with pytest.raises(PlanError, match="a part is I/N"):
         parse_part(text)
     assert parse_part("3/8") == Part(3, 8) and str(Part(3, 8)) == "3/8"
+
+
+def test_a_plan_is_divided_once(monkeypatch, tmp_path):
+    plan = pq.plan(SOURCE, "gguf")
+    first = shares(plan, 3)
+    monkeypatch.setattr(tasks, "_divided", lambda *_: pytest.fail("divided again"))
+    assert shares(plan, 3) == first
+    pq.convert(plan, tmp_path / "out.gguf", part="2/3")
+    with pytest.raises(pytest.fail.Exception):
+        shares(dataclasses.replace(plan, steps=plan.steps[:2]), 3)

@@ -18,6 +18,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if "engine" in getattr(item, "fixturenames", ()):
+            item.add_marker("engine")
     if "POLYQUANT_SANITIZED" in os.environ:
         for item in items:
             if (why := reason(item.nodeid.removeprefix("tests/"))) is not None:

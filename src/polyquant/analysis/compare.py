@@ -27,7 +27,7 @@ from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.tables import Row, Table, decibel, tensor_columns
 from polyquant.types import Checkpoint, Ternary, as_matrix
 
-__all__ = ["Comparison", "TensorComparison", "compare", "compare_checkpoints", "sides"]
+__all__ = ["Comparison", "TensorComparison", "compare", "compare_checkpoints", "compare_tensor", "sides"]
 
 _BLOCK = 1 << 20
 
@@ -169,7 +169,7 @@ def compare_checkpoints(
     total = sum(math.prod(left[n].shape) for n in common)
     done, out = 0, []
     for name in common:
-        out.append(_tensor(name, left[name], right[name]))
+        out.append(compare_tensor(name, left[name], right[name]))
         done += math.prod(left[name].shape)
         if on_progress is not None:
             on_progress(Progress(done, total, name, 0.0))
@@ -197,7 +197,13 @@ def sides(a: Checkpoint, b: Checkpoint) -> tuple[dict[str, Side], dict[str, Side
     return tuple(plain(c) if c.naming == "gguf" else translated(c) for c in (a, b))  # type: ignore[return-value]
 
 
-def _tensor(name: str, a: Side, b: Side) -> TensorComparison:
+def compare_tensor(
+    name: str, a: Side, b: Side, *, on_rows: Callable[[int, int], None] = lambda done, total: None
+) -> TensorComparison:
+    """Compare one tensor. on_rows: called with (rows done, all rows) after each block; may raise to stop.
+
+    Raises PlanError if shapes differ.
+    """
     shape = a.shape
     if shape != b.shape:
         raise PlanError("shapes differ", tensor=name, expected=list(shape), found=list(b.shape))
@@ -209,6 +215,7 @@ def _tensor(name: str, a: Side, b: Side) -> TensorComparison:
     for start in range(0, rows, step):
         part = slice(start, min(rows, start + step))
         error += error_sums(left.rows(part), right.rows(part))
+        on_rows(part.stop, rows)
     nbytes = sum(w.nbytes for w in b.weights)
     return TensorComparison(name, shape, a.codec, b.codec, error, equal, nbytes)
 

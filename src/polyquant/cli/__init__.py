@@ -23,6 +23,7 @@ from polyquant.registry import PluginWarning, blamed_plugin
 
 COMMANDS = {
     "inspect": "Show types, layers, sizes and metadata.",
+    "browse": "Browse tensors, metadata and tokenizer in the terminal, or compare two models.",
     "validate": "Check a model: findings with codes; exit 1 if there are any.",
     "explain": "Explain a finding's code and what to do about it.",
     "compare": "Measure the error of B against A, tensor by tensor.",

@@ -13,25 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyquant.analysis.compare import Comparison, TensorComparison, compare_checkpoints, sides
 from polyquant.analysis.evaluate import Evaluation, evaluate
 from polyquant.analysis.inspect import Inspection, inspect
 from polyquant.analysis.side import Reader, Side
+from polyquant.analysis.statistics import BINS, OUTLIER, bar_counts, edge_of, sampled, ternary_counts
 from polyquant.analysis.validate import validate
 from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.steps import Progress
 from polyquant.opening import open_checkpoint
 from polyquant.storage.parsed import parsed_once
-from polyquant.types import Checkpoint, Findings, Ternary, as_matrix
+from polyquant.types import Checkpoint, Findings
 
 __all__ = ["BINS", "Candidate", "Histogram", "Overview", "action_of", "diverging", "gather", "layer_and_kind"]
 
-BINS = 41
-"""Bars of a histogram of weights."""
-_SAMPLED = 1 << 18
-"""Weights of a tensor that a histogram counts, in whole rows spread evenly."""
 _LAYER = re.compile(r"(?:.*\.)?(?:blk|layers|blocks|h)\.(\d{1,9})\.(.+?)(?:\.weight)?")
 _EXPERT = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -189,25 +185,8 @@ def _histograms(a: Checkpoint, b: Checkpoint, comparison: Comparison, most: int)
 
 
 def _histogram(name: str, a: Side, b: Side) -> Histogram:
-    rows, k = as_matrix(a.shape)
-    wanted = np.unique(np.linspace(0, rows - 1, max(1, min(rows, _SAMPLED // max(1, k)))).astype(np.int64))
-    runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
-    readers = Reader(a), Reader(b)
-    x, y = (np.concatenate([r.rows(slice(int(run[0]), int(run[-1]) + 1)).reshape(-1) for run in runs]) for r in readers)
+    x, y = (sampled(Reader(side), a.shape) for side in (a, b))
     deviation = float(x.std()) or 1.0
-    edge = float(min(np.abs(x).max(initial=0.0), 6 * deviation)) or 1.0
-    codes = None
-    if len(b.weights) == 1 and b.weights[0].codec.form is Ternary and b.weights[0].codec.row_sliced:
-        weight = b.weights[0]
-        stop = min(rows, max(1, _SAMPLED // max(1, k)))
-        found = weight.codec.unpack(weight.read(slice(0, stop)), (stop, k)).codes
-        codes = tuple(int((found == code).sum()) for code in (-1, 0, 1))
-    return Histogram(
-        name, edge, _counts(x, edge), _counts(y, edge), float((np.abs(x) > 6 * deviation).mean()), codes
-    )  # fmt: skip
-
-
-def _counts(values: NDArray[np.float32], edge: float) -> tuple[int, ...]:
-    """Counts in BINS bars; values beyond the edges count in the outer bars."""
-    counts, _ = np.histogram(np.clip(values, -edge, edge), BINS, (-edge, edge))
-    return tuple(int(n) for n in counts)
+    edge = edge_of(x, deviation)
+    outliers = float((np.abs(x) > OUTLIER * deviation).mean())
+    return Histogram(name, edge, bar_counts(x, edge), bar_counts(y, edge), outliers, ternary_counts(b))

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyquant.errors import PolyquantError
 from polyquant.integrations.server.answer import Answer, refuse
+from polyquant.integrations.server.chat_page import chat_page
 from polyquant.integrations.server.embeddings import EmbeddingAnswer, embedding_request
 from polyquant.integrations.server.record import Log, Metrics, Observer, record_of
 from polyquant.integrations.server.refusal import RequestError, refusal_of
@@ -41,6 +42,7 @@ __all__ = ["Access", "create_app"]
 
 _VALUES = 300_000  # values of a JSON body, such as the token ids of a prompt
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 8_000_000
+_WITHOUT_KEY = ("/", "/health")  # the page contains no data, and asks for the key
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -58,7 +60,10 @@ class Access:
 
 def create_app(models: Sequence[Served], access: Access, log: Log | None = None) -> Starlette:
     """Return the ASGI application for these models. log: receives a line per request."""
-    catalogue, metrics = Catalogue(models), Metrics(models)
+    catalogue, metrics, page = Catalogue(models), Metrics(models), chat_page()
+
+    async def chat(_: Request) -> Response:
+        return page
 
     async def health(_: Request) -> Response:
         lines = [served.line for served in models]
@@ -96,6 +101,7 @@ def create_app(models: Sequence[Served], access: Access, log: Log | None = None)
 
     return Starlette(
         routes=[
+            Route("/", chat),
             Route("/health", health),
             Route("/metrics", numbers),
             Route("/v1/models", listed),
@@ -199,7 +205,7 @@ class _AccessControl:
                 return RequestError(
                     f"this server answers to {', '.join(self._door.hosts)} only", status=403, code="wrong_host"
                 )
-        if self._key is None or scope["path"] == "/health":
+        if self._key is None or scope["path"] in _WITHOUT_KEY:
             return None
         if not hmac.compare_digest(headers.get(b"authorization", b""), self._key):
             return RequestError("no API key, or a wrong one", status=401, code="invalid_api_key")

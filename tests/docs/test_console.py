@@ -20,6 +20,7 @@ NOT_RUN = {
     "docs/remote.md": 3,  # servers
     "docs/scale.md": 3,  # a model of 70,000 tensors, several machines, clusters
     "docs/transformers.md": 1,  # installs torch
+    "docs/vllm.md": 1,  # installs vLLM
 }
 """Blocks that are not run, for a reason that is given before each."""
 SLOW = {"docs/calibration.md", "docs/evaluate.md"}

@@ -1,4 +1,4 @@
-"""Workers of an engine: the bytes of one process, also if workers end, hang or dawdle; errors end the job."""
+"""Workers of an engine: the bytes of one process, also if workers end, hang or are slow; errors end the job."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_hanging_worker_is_replaced(threads, tmp_path):
 
 
 def test_an_idle_worker_repeats_a_straggler(threads, tmp_path, monkeypatch):
-    """The last unit dawdles; an idle worker finishes it long before its lease ends."""
+    """The last unit is slow; an idle worker finishes it long before its lease ends."""
     release = threading.Event()
 
     def fault(number):

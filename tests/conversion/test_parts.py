@@ -174,7 +174,7 @@ def test_damaged_bytes_are_found(tmp_path):
     assert content(tmp_path / "parts") == whole(tmp_path / "whole", "gguf")
 
 
-def test_a_damaged_part_is_made_again(tmp_path):
+def test_a_damaged_part_is_recomputed(tmp_path):
     target = run(tmp_path / "parts", "gguf", "1/2", "2/2")
     (folder,) = (tmp_path / "parts").iterdir()
     path = folder / "files/out.gguf"

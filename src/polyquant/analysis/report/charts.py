@@ -15,7 +15,17 @@ from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overvie
 from polyquant.errors import UnsupportedError
 from polyquant.tables import decibel
 
-__all__ = ["Spec", "divergence_bars", "draw", "error_map", "histogram_bars", "size_against_error", "svg", "type_map"]
+__all__ = [
+    "Spec",
+    "divergence_bars",
+    "draw",
+    "error_map",
+    "histogram_bars",
+    "size_against_error",
+    "speed_against_size",
+    "svg",
+    "type_map",
+]
 
 Spec = dict[str, Any]
 """A Vega-Lite specification; empty if there is nothing to draw."""
@@ -110,17 +120,66 @@ def size_against_error(report: Overview) -> Spec:
                     "encoding": {"order": {"field": "size"}},
                 },
                 {"mark": {"type": "point", "filled": True, "size": 110, "opacity": 1}, "encoding": {"color": color}},
-                *(
-                    {
-                        "transform": [{"filter": f"datum.side == '{side}'"}],
-                        "mark": where | {"type": "text", "aria": False, "limit": 180},
-                        "encoding": {"text": {"field": "model"}},
-                    }
-                    for side, where in _SIDES.items()
-                ),
+                *_labels(),
             ],
         }
     )  # fmt: skip
+
+
+def speed_against_size(report: Overview) -> Spec:
+    """Size against decoded tokens per second on this machine; empty if that was not measured."""
+    timed = [c for c in (report.reference, *report.candidates) if c.speed is not None]
+    if not any(c.speed is not None for c in report.candidates):
+        return {}
+    largest = max(c.inspection.nbytes for c in timed)
+    scale, unit = next((pair for pair in _UNITS if largest >= pair[0]), (1.0, "bytes"))
+    rates = [c.speed.decode if c.speed is not None else 0.0 for c in timed]
+    sides = _label_sides([c.inspection.nbytes for c in timed], rates)
+    kinds = ["efficient", "beaten by another", "reference"]
+    rows = [
+        {
+            "model": c.label, "side": sides[i], "size": c.inspection.nbytes / scale, "y": rates[i],
+            "prompt": c.speed.prompt if c.speed is not None else 0.0,
+            "kind": kinds[2 if c is report.reference else 0 if c.label in report.efficient else 1],
+        }
+        for i, c in enumerate(timed)
+    ]  # fmt: skip
+    label = (
+        f"datum.model + ': ' + format(datum.size, '.4g') + ' {unit}, ' + format(datum.y, '.4g') + ' tokens per second, "
+        "prompt ' + format(datum.prompt, '.4g')"
+    )
+    x = {"field": "size", "type": "quantitative", "scale": {"zero": False, "padding": 24}, "title": f"size, {unit}"}
+    y = {
+        "field": "y", "type": "quantitative", "title": "tokens per second", "axis": {"tickCount": 5},
+        "scale": {"domain": [0, 1.12 * max(rates)]},
+    }  # fmt: skip
+    color = {
+        "field": "kind", "type": "nominal", "title": None,
+        "scale": {"domain": kinds, "range": [_COLORS[0], "#8b93a1", _COLORS[1]]}, "legend": {"orient": "top"},
+    }  # fmt: skip
+    return _chart(
+        {
+            "width": _WIDTH, "height": 240, "data": {"values": rows},
+            "transform": [{"calculate": label, "as": "label"}],
+            "encoding": {"x": x, "y": y, "description": {"field": "label", "type": "nominal"}},
+            "layer": [
+                {"mark": {"type": "point", "filled": True, "size": 110, "opacity": 1}, "encoding": {"color": color}},
+                *_labels(),
+            ],
+        }
+    )  # fmt: skip
+
+
+def _labels() -> list[Spec]:
+    """Layers with the labels of points, each at its side."""
+    return [
+        {
+            "transform": [{"filter": f"datum.side == '{side}'"}],
+            "mark": where | {"type": "text", "aria": False, "limit": 180},
+            "encoding": {"text": {"field": "model"}},
+        }
+        for side, where in _SIDES.items()
+    ]  # fmt: skip
 
 
 def _label_sides(sizes: Sequence[int], values: Sequence[float]) -> list[str]:

@@ -72,6 +72,12 @@ def page(report: Overview) -> str:
         reference=_shown(report.reference, report),
         candidates=[_shown(c, report) for c in report.candidates],
         overview=charts.draw(charts.size_against_error(report)) if report.candidates else "",
+        speeds=charts.draw(charts.speed_against_size(report)) if report.candidates else "",
+        timed=any(c.speed is not None for c in report.candidates),
+        advice=escaped(report.advice),
+        machine=escaped(report.machine),
+        warning=escaped(report.warning),
+        left_out=[[escaped(word) for word in row] for row in report.left_out],
         measured=any(c.evaluation is not None for c in (report.reference, *report.candidates)),
         actions=_ACTIONS,
     )
@@ -123,6 +129,7 @@ def _shown(candidate: Candidate, report: Overview) -> dict[str, Any]:
             for f in candidate.findings
         ],
         "evaluation": _evaluated(candidate),
+        "speed": _timed(candidate),
     }  # fmt: skip
 
 
@@ -155,3 +162,13 @@ def _evaluated(candidate: Candidate) -> dict[str, Any] | None:
         "kl_99": None if divergence is None else divergence.kl_99,
         "top_1": None if divergence is None else divergence.top_1.value,
     }
+
+
+def _timed(candidate: Candidate) -> dict[str, Any] | None:
+    found = candidate.speed
+    if found is None:
+        return None
+    return {
+        "decode": found.decode, "prompt": found.prompt, "memory": found.memory, "memory_text": size(found.memory),
+        "load": found.load,
+    }  # fmt: skip

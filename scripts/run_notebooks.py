@@ -3,7 +3,7 @@
 python scripts/run_notebooks.py [--check] [NAME...]
 
 Outputs of cells with the tag "varies" depend on the processor: of them only the kinds are compared. Durations are
-ignored, and of charts only the data is compared. Needs nbclient and the extra `notebook`.
+ignored, of charts only the data is compared, and of data frames only the text. Needs nbclient and the extra `notebook`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ NOTEBOOKS = Path(__file__).resolve().parent.parent / "examples" / "notebooks"
 _SECONDS = re.compile(r"\b\d+\.\d s\b")
 _ADDRESS = re.compile(r"\bid=\w+|0x[0-9a-f]{6,}")
 _FLOAT = re.compile(r"-?\d+\.\d{6,}(?:e[-+]\d+)?")
+_DATA_FRAME = 'class="dataframe"'
+"""In the HTML of pandas, which changes with its version."""
 _LIMIT = 300
 """Seconds of a cell."""
 
@@ -59,7 +61,7 @@ def _lines(cell: nbformat.NotebookNode) -> Iterator[str]:
         yield f"{output.output_type} {' '.join(sorted(data))}"
         if "varies" not in cell.metadata.get("tags", []):
             for kind, content in sorted(data.items()):
-                if kind != "image/svg+xml":
+                if kind != "image/svg+xml" and _DATA_FRAME not in content:
                     yield from _plain(content).splitlines()
 
 

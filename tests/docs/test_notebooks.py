@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -51,6 +52,34 @@ def test_links_resolve(path):
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     assert links
     assert not [link for link in links if not (path.parent / link).exists()]
+
+
+def cell(*outputs, tags=()):
+    return nbformat.v4.new_code_cell("", id="a", outputs=list(outputs), metadata={"tags": list(tags)})
+
+
+def test_what_is_compared():
+    pytest.importorskip("nbclient", reason="nbclient is not installed")
+    spec = importlib.util.spec_from_file_location("run_notebooks", ROOT / "scripts" / "run_notebooks.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    def lines(*cells):
+        return script.comparable(nbformat.v4.new_notebook(cells=list(cells)))
+
+    def shown(**data):
+        kinds = {"text": "text/plain", "html": "text/html", "chart": "application/vnd.vegalite.v5+json"}
+        return nbformat.v4.new_output("display_data", {kinds[name]: value for name, value in data.items()})
+
+    assert lines(cell(shown(text="1.2 s, 30 dB"))) == lines(cell(shown(text="9.9 s, 30 dB")))
+    assert lines(cell(shown(text="30 dB"))) != lines(cell(shown(text="31 dB")))
+    assert lines(cell(shown(html="<b>1</b>"))) != lines(cell(shown(html="<b>2</b>")))
+    assert lines(cell(shown(text="30"), tags=["varies"])) == lines(cell(shown(text="31"), tags=["varies"]))
+    assert lines(cell(shown(text="30"), tags=["varies"])) != lines(cell(tags=["varies"]))
+    close, far = ({"data": [0.12345678 + x]} for x in (0.0, 1e-3))
+    assert lines(cell(shown(chart=close))) == lines(cell(shown(chart={"data": [0.12345679]})))
+    assert lines(cell(shown(chart=close))) != lines(cell(shown(chart=far)))
 
 
 def test_all_four_are_here():

@@ -1,4 +1,4 @@
-"""Trellis layers in vLLM: its real classes if vLLM imports (0.33 does), otherwise a stand-in with their signatures.
+"""Trellis layers in vLLM: its real classes if vLLM imports (0.33 does), otherwise a substitute with their signatures.
 
 Needs torch: `make check-slow`. No model runs here: vLLM's attention needs its compiled kernels.
 """

@@ -1,4 +1,4 @@
-"""`polyquant.report`: its rows and figures are those of the page, and figures stand alone."""
+"""`polyquant.report`: its rows and figures are those of the page, and a figure is complete without the page."""
 
 from __future__ import annotations
 
@@ -101,6 +101,15 @@ def test_the_first_path_is_the_reference(folder):
     assert events[-1].done == events[-1].total
     with pytest.raises(PlanError, match="at least one model"):
         pq.report([])
+
+
+def test_progress_covers_the_evaluation(folder):
+    events: list[pq.Progress] = []
+    path = folder / "tiny-q8_0.gguf"
+    pq.report(path, against=SOURCE, text=folder / "text.txt", tokens=300, histograms=0, on_progress=events.append)
+    shares = [event.done / event.total for event in events]
+    assert shares == sorted(shares) and shares[-1] == 1.0
+    assert 0.5 in shares  # between comparing and evaluating
 
 
 def test_without_the_package_the_specification_is_shown(report, monkeypatch):

@@ -117,18 +117,24 @@ def gather(
     alone = evaluate(reference, text=text, tokens=tokens) if text is not None and not others else None
     first = Candidate(labels[0], inspect(reference), validate(reference, headers=True), evaluation=alone)
     candidates = []
-    for i, (label, path) in enumerate(zip(labels[1:], others, strict=True)):
+    stages = 1 if text is None else 2
 
-        def watch(progress: Progress, i: int = i, label: str = label) -> None:
+    def watching(stage: int, label: str) -> Callable[[Progress], None]:
+        def watch(progress: Progress) -> None:
             share = progress.done / max(1, progress.total)
-            tick(int(1000 * (i + share)), 1000 * len(others), label)
+            tick(int(1000 * (stage + share)), 1000 * stages * len(others), label)
 
+        return watch
+
+    for i, (label, path) in enumerate(zip(labels[1:], others, strict=True)):
         other = open_checkpoint(path)
-        comparison = compare_checkpoints(checkpoint, other, on_progress=watch)
+        comparison = compare_checkpoints(checkpoint, other, on_progress=watching(stages * i, label))
         evaluation, problem = None, ""
         if text is not None:
             try:
-                evaluation = evaluate(path, text=text, against=reference, tokens=tokens)
+                evaluation = evaluate(
+                    path, text=text, against=reference, tokens=tokens, on_progress=watching(stages * i + 1, label)
+                )
             except (UnsupportedError, PlanError) as refused:
                 problem = str(refused)
         candidates.append(

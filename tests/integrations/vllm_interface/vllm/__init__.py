@@ -1,1 +1,1 @@
-"""A stand-in for vLLM: the classes of release 0.33 that the plugin uses, with their signatures, without their work."""
+"""Substitute for vLLM: the classes of release 0.33 that the plugin uses, with their signatures, without their work."""

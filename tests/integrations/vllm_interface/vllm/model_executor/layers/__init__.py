@@ -1,1 +1,1 @@
-"""Stand-in."""
+"""Part of a substitute for vLLM."""

@@ -1,4 +1,4 @@
-"""Stand-in for the linear layers, on one device."""
+"""Substitute for the linear layers, on one device."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Stand-in for the registry of quantization methods."""
+"""Substitute for the registry of quantization methods."""
 
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 

@@ -1,4 +1,4 @@
-"""Stand-in for the base classes of quantization methods."""
+"""Substitute for the base classes of quantization methods."""
 
 from abc import ABC, abstractmethod
 

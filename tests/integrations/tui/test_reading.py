@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -72,9 +73,12 @@ def test_a_slow_server_sends_headers_until_more_is_asked_for(tmp_path):
 
 
 def test_names_that_cannot_be_translated_are_matched_as_stored(tmp_path):
-    """Tensors without config.json next to a GGUF file."""
-    alone = tmp_path / "model.safetensors"
-    alone.write_bytes((HF / "model.safetensors").read_bytes())
+    """A folder whose config.json is wrong next to a GGUF file."""
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes((HF / "model.safetensors").read_bytes())
+    config = json.loads((HF / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_attention_heads": 7}))
     polyquant.quantize(HF, tmp_path / "x.gguf", codec="q8_0")
 
     async def script(d):
@@ -84,7 +88,7 @@ def test_names_that_cannot_be_translated_are_matched_as_stored(tmp_path):
         await d.press("C")
         assert not d.app.query_one("#tensors").listing.errors
 
-    browse([alone, tmp_path / "x.gguf"], script)
+    browse([folder, tmp_path / "x.gguf"], script)
 
 
 def test_an_error_of_one_tensor_is_shown_in_its_panel():

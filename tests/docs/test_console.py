@@ -16,6 +16,7 @@ NOT_RUN = {
     "docs/cli.md": 3,  # a model of 70,000 tensors, a conversation, a terminal
     "docs/evaluate.md": 2,  # lm-eval downloads its tasks
     "docs/install.md": 1,  # needs a container engine
+    "docs/llm.md": 2,  # installs packages, a model
     "docs/plugins.md": 1,  # installs a package
     "docs/remote.md": 3,  # servers
     "docs/scale.md": 3,  # a model of 70,000 tensors, several machines, clusters

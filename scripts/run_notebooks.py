@@ -45,8 +45,13 @@ def executed(path: Path) -> nbformat.NotebookNode:
     book.metadata = {"kernelspec": book.metadata["kernelspec"], "language_info": {"name": "python"}}
     for cell in book.cells:
         if cell.cell_type == "code":
-            cell.outputs = [o for o in cell.outputs if o.get("name") != "stderr"]  # progress bars
+            cell.outputs = [o for o in cell.outputs if not _is_bar(o)]
     return book
+
+
+def _is_bar(output: nbformat.NotebookNode) -> bool:
+    """True for progress bars: text on stderr, or a widget if ipywidgets is installed."""
+    return output.get("name") == "stderr" or "application/vnd.jupyter.widget-view+json" in output.get("data", {})
 
 
 def comparable(book: nbformat.NotebookNode) -> list[str]:

@@ -1,4 +1,4 @@
-"""Values show themselves in one short line, and as bounded, escaped tables in a notebook."""
+"""The repr of a value is one short line, and as bounded, escaped tables in a notebook."""
 
 from __future__ import annotations
 

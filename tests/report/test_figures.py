@@ -1,4 +1,4 @@
-"""`polyquant.report`: its rows and figures are those of the page, and figures stand alone."""
+"""`polyquant.report`: its rows and figures are those of the page, and a figure is complete without the page."""
 
 from __future__ import annotations
 

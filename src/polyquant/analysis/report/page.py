@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from importlib.resources import files
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from polyquant.analysis.explain import all_codes
 from polyquant.analysis.report import charts
 from polyquant.analysis.report.gather import Candidate, Overview, action_of
 from polyquant.errors import PlanError, UnsupportedError, escaped
+from polyquant.storage.targets import refuse_present
 from polyquant.tables import decibel, size
 
 __all__ = ["page", "refuse_existing", "require_packages"]
@@ -30,12 +30,11 @@ _ACTIONS = {
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:
     """Raise PlanError if the target exists; with `overwrite`, if it is not a report."""
-    if not target.absolute().parent.is_dir():
-        raise PlanError("the target's folder does not exist", file=target, hint=f"mkdir -p {target.absolute().parent}")
-    if not os.path.lexists(target):
-        return
-    if not overwrite:
-        raise PlanError("target exists", file=target, hint="choose another name, or pass --overwrite")
+    refuse_present(target, overwrite=overwrite, check=_refuse_other)
+
+
+def _refuse_other(target: Path) -> None:
+    """Raise PlanError if a file is not a report."""
     if target.is_symlink() or not target.is_file() or _MADE not in _start(target):
         raise PlanError(
             "target is not a report and is not overwritten", file=target, hint="choose another name, or remove it"

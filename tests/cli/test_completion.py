@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
 
+import polyquant as polyquant_package
 from docs.console import CLIENT
 from polyquant.cli import cli
 from polyquant.cli.completing import VARIABLE
@@ -91,18 +92,17 @@ def test_bash(command_server, tmp_path, words, expected):
 
 
 @pytest.mark.slow
-def test_a_tab_takes_less_than_a_third_of_a_second():
-    env = {**os.environ, VARIABLE: "bash_complete", "COMP_CWORD": "5"}
-    env |= {"COMP_WORDS": "polyquant\nquantize\na\nb\n--codec\ngptq.", "PYTHONPATH": str(Path(cli_folder()).parent)}
+@pytest.mark.parametrize("word", ["q4", "gptq."])
+def test_a_tab_takes_less_than_a_third_of_a_second(word):
+    """In processor time, so that other tests do not count; the members of a family need their module."""
+    folder = str(Path(polyquant_package.__path__[0]).parent)
+    env = {**os.environ, VARIABLE: "bash_complete", "COMP_CWORD": "5", "PYTHONPATH": folder}
+    env["COMP_WORDS"] = f"polyquant\nquantize\na\nb\n--codec\n{word}"
     took = []
     for _ in range(5):
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, "-c", "import polyquant.cli as c; c.main()"], env=env, check=True, stdout=-3)
-        took.append(time.perf_counter() - begin)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-c", "import polyquant.cli as c; c.main()"]
+        subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(took) < 0.3
-
-
-def cli_folder() -> str:
-    import polyquant
-
-    return polyquant.__path__[0]

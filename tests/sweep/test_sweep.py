@@ -332,6 +332,17 @@ def test_the_report_contains_the_figures(finished, tmp_path):
         result.write_report(page)
 
 
+def test_the_report_has_figures_and_rows(finished):
+    result, _ = finished
+    side = result.report()
+    rows = {row["model"]: row for row in side.rows()}
+    for trial in result.trials[:3]:
+        assert rows[trial.name]["kl"] == trial.kl
+        assert rows[trial.name]["efficient"] == (trial.name in result.efficient)
+    points = side.figure("size_against_error").spec["data"]["values"]
+    assert sorted(point["y"] for point in points) == sorted(t.kl for t in result.trials[:3])
+
+
 def test_forecasts_are_close(finished, book, tmp_path):
     made = outlook(SOURCE, text=book, work=tmp_path / "work", recipes=[*NAMES, "trellis:3.5"])
     by_name = {t.name: t for t in finished[0].trials}

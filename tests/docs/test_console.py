@@ -17,6 +17,7 @@ NOT_RUN = {
     "docs/cli.md": 3,  # a model of 70,000 tensors, a conversation, a terminal
     "docs/evaluate.md": 2,  # lm-eval downloads its tasks
     "docs/install.md": 1,  # needs a container engine
+    "docs/llm.md": 2,  # installs packages, a model
     "docs/plugins.md": 1,  # installs a package
     "docs/quickstart.md": 2,  # installs the package, downloads a model
     "docs/remote.md": 3,  # servers

@@ -201,11 +201,13 @@ def _screen(count: int, *, err: bool) -> Any:
 
 def _line(trial: Trial) -> str:
     """One line about a trial."""
+    from polyquant.analysis.sweep.advice import per_second
+
     if trial.status != "measured" or trial.speed is None or trial.perplexity is None:
         return f"{printable(trial.name)}: {trial.status}: {printable(trial.reason, 100)}"
     parts = [size(trial.nbytes or 0), f"perplexity {trial.perplexity.value:.4g}"]
     parts += [f"KL {trial.kl:.4f}"] if trial.kl is not None else []
-    parts += [f"{trial.speed.decode:.3g} tokens/s", f"{size(trial.speed.memory)} memory"]
+    parts += [f"{per_second(trial.speed.decode)} tokens/s", f"{size(trial.speed.memory)} memory"]
     return f"{printable(trial.name)}: {', '.join(parts)}"
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from polyquant.cli.completing import candidates
 from polyquant.cli.console import as_json, paragraph, progress, size, table
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
@@ -51,7 +52,7 @@ Examples:
 @click.argument("src", type=SOURCE)
 @click.option("--text", required=True, type=click.Path(), metavar="FILE", help="UTF-8 text, not seen in training.")
 @click.option(
-    "--recipes", multiple=True, metavar="LIST",
+    "--recipes", multiple=True, metavar="LIST", shell_complete=candidates,
     help="Candidates, separated by commas: recipes (q4_k_m), codecs (w8a16), FORMAT:BITS (trellis:3, trellis:2.5), "
     "each with options (trellis:3:effort=max).  [default: a ladder for the model's size]",
 )  # fmt: skip

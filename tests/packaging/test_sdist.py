@@ -11,8 +11,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTSIDE = ("tests/", "bench/", "scripts/", "Makefile", ".git", ".ci/", "build/", "dist/", "shared/")
-MOST_BYTES = 9_000_000
+OUTSIDE = (
+    "tests/",
+    "bench/",
+    "scripts/",
+    "docs/images/",
+    "examples/notebooks/",
+    "Makefile",
+    ".git",
+    ".ci/",
+    "build/",
+    "dist/",
+    "shared/",
+)
+MOST_BYTES = 8_800_000
 """7.8 MB of them are the models of `polyquant demo`."""
 
 

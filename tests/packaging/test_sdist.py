@@ -46,7 +46,7 @@ def test_files(sdist):
         names = {name.partition("/")[2] for name in tar.getnames()}
     needed = files(ROOT / "src", ".py", ".pyi", ".typed", ".bin", ".html", ".css", ".js", ".toml", ".safetensors")
     needed |= files(ROOT / "native", ".cpp", ".hpp") | files(ROOT / "docs", ".md")
-    needed |= {"pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "CHANGELOG.md", "PKG-INFO", "man/polyquant.1"}
+    needed |= {"pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "CHANGELOG.md", "man/polyquant.1"}
     assert needed <= names
     assert not [name for name in names if name.startswith(OUTSIDE) or name.endswith((".so", ".pyc"))]
 

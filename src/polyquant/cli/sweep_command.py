@@ -105,6 +105,7 @@ def sweep(
     the same command resumes.
     """
     from polyquant.analysis.sweep.run import outlook, run
+    from polyquant.cli.slow_engine import note_slow_engine
 
     names = [name.strip() for words in recipes for name in words.split(",") if name.strip()]
     folder = work if work is not None else f"{Path(src).absolute().name.removesuffix('.gguf')}-sweep"
@@ -117,6 +118,7 @@ def sweep(
         _print_outlook(made)
     if dry_run:
         return
+    note_slow_engine()
     watch = _screen(len(made.made), err=style != "human")
     try:
         with watch.stack:

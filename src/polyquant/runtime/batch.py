@@ -36,6 +36,7 @@ from polyquant.types import F32
 __all__ = ["Batch", "Job", "default_parallel"]
 
 _PIECE = 128  # prompt tokens per pass
+_LOST = 32  # tokens by which the cache of an ended job is truncated rather than copied
 _GROWTH = 1024  # tokens of an unlimited answer for which memory is reserved at a time
 
 
@@ -151,7 +152,7 @@ class Batch:
         common, best = max(found, key=lambda pair: pair[0], default=(0, None))
         if best is None or common == 0:
             return Session(self.decoder, self.context), 0
-        if best in self._idle and 2 * common >= best.position:
+        if best in self._idle and best.position - common <= _LOST:
             self._idle.remove(best)
         else:
             best = best.fork(common)

@@ -179,7 +179,7 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   }
   Activations a{};
   if (integers) a = rounded(x, jobs[0].matrix->cols, tokens, rounding, tokens <= kFewTokens);
-  if (integers && tokens > kFewTokens && tokens <= kLaneTokens) a.lanes = side_by_side(a);
+  if (integers && !a.wide && tokens > kFewTokens && tokens <= packed_set().lane_tokens) a.lanes = side_by_side(a);
   const Piece* list = pieces.data();
   parallel_for(pieces.size(), [&](size_t i) {
     const Piece piece = list[i];

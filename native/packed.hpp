@@ -17,7 +17,7 @@ namespace polyquant {
 
 constexpr size_t kUnit = 256;  // unit of codes and of the padding of activations
 
-// Activations of five to sixteen tokens, eight tokens side by side in V vectors; null for other numbers of tokens.
+// Activations of five and more tokens, eight tokens side by side in V vectors; null if no kernel reads them.
 struct SideBySide {
   const int8_t* q;         // [V, padded / 4, 8 tokens, 4]
   const float* scale;      // [V, padded / 32, 8]
@@ -69,6 +69,7 @@ struct PackedSet {
   // y[t * stride + r] = sum_k x[t * cols + k] * w[r * cols + k], rows at most 8
   void (*multiply_floats)(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y,
                           size_t stride);
+  size_t lane_tokens;  // maximum number of tokens for which Activations::lanes is read
 };
 
 const PackedSet& packed_plain();

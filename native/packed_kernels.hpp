@@ -455,8 +455,7 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
     return;
   }
   if constexpr (!wide)
-    if (a.lanes.q) return a.tokens > 8 ? multiply_lanes<T, 2>(w, first, last, a, y, stride)
-                                       : multiply_lanes<T, 1>(w, first, last, a, y, stride);
+    if (a.lanes.q) return multiply_lanes<T>(w, first, last, a, y, stride);
   const size_t scales = a.padded / size_t(T::sub) * 8;
   Panel p;
   p.q = reinterpret_cast<int8_t*>(scratch(8 * a.padded + 2 * scales * sizeof(float)));

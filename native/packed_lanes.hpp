@@ -1,7 +1,14 @@
-// Products for five to sixteen tokens, as several sequences decoded together have: lane l of every vector belongs to
+// Products of five and more tokens, such as the next tokens of several sequences: lane l of every vector belongs to
 // token l, so weights are broadcast instead of transposed, and there are no horizontal sums. Included by
 // packed_kernels.hpp. The sums have the order of panel_times, so the results are the same bits for any number of tokens
 // above four.
+
+// Maximum number of tokens multiplied like this. Without VNNI, sums of more tokens are faster in panels.
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+constexpr size_t kLaneTokens = size_t(-1);
+#else
+constexpr size_t kLaneTokens = 16;
+#endif
 
 // Codes as the kernel reads them: with VNNI, signed ones plus 128, because its left operand is unsigned.
 template <class T>
@@ -63,12 +70,12 @@ PQ_INLINE void lanes_dot(const Codes* c, int start, const int8_t* const* quad,
 #endif
 }
 
-// R rows from `first` on times V times eight tokens.
+// R rows from `first` on times V times eight tokens from `token` on, a multiple of eight.
 template <class T, int V, int R>
-void lanes_times(const PackedMatrix& w, size_t first, const Activations& a, float* y, size_t stride) {
+void lanes_times(const PackedMatrix& w, size_t first, const Activations& a, size_t token, float* y, size_t stride) {
   constexpr int sub = T::sub, subs = 256 / sub;
   constexpr size_t unit_bytes = size_t(256 / T::block * T::bytes);
-  const size_t units = a.padded / kUnit;
+  const size_t units = a.padded / kUnit, vector = token / 8;
   const float* const sums = sub == 32 ? a.lanes.sum32 : a.lanes.sum16;
   Codes c[R];
   __m256 acc[V][R];
@@ -87,18 +94,18 @@ void lanes_times(const PackedMatrix& w, size_t first, const Activations& a, floa
       const int8_t* quad[V];
       const int32_t* totals[V];
       for (int v = 0; v < V; ++v) {
-        quad[v] = a.lanes.q + 8 * (size_t(v) * a.padded + u * kUnit + size_t(s * sub));
-        totals[v] = a.lanes.total16 + 8 * (size_t(v) * a.padded + u * kUnit + size_t(s * sub)) / 16;
+        quad[v] = a.lanes.q + 8 * ((vector + size_t(v)) * a.padded + u * kUnit + size_t(s * sub));
+        totals[v] = a.lanes.total16 + 8 * ((vector + size_t(v)) * a.padded + u * kUnit + size_t(s * sub)) / 16;
       }
       __m256i dot[V][R];
       lanes_dot<T, V, R, sub>(c, s * sub, quad, totals, dot);
       for (int v = 0; v < V; ++v) {
-        const __m256 scale = _mm256_load_ps(a.lanes.scale + 8 * (size_t(v) * a.padded / 32 + block));
+        const __m256 scale = _mm256_load_ps(a.lanes.scale + 8 * ((vector + size_t(v)) * a.padded / 32 + block));
         for (int r = 0; r < R; ++r)
           acc[v][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[v][r]),
                                       _mm256_mul_ps(_mm256_broadcast_ss(c[r].d + s), scale), acc[v][r]);
         if (T::offset) {
-          const __m256 sum = _mm256_load_ps(sums + 8 * (size_t(v) * a.padded / size_t(sub) + at));
+          const __m256 sum = _mm256_load_ps(sums + 8 * ((vector + size_t(v)) * a.padded / size_t(sub) + at));
           for (int r = 0; r < R; ++r) acc[v][r] = _mm256_fmadd_ps(_mm256_broadcast_ss(c[r].m + s), sum, acc[v][r]);
         }
       }
@@ -108,18 +115,26 @@ void lanes_times(const PackedMatrix& w, size_t first, const Activations& a, floa
     for (int r = 0; r < R; ++r) {
       alignas(32) float out[8];
       _mm256_store_ps(out, _mm256_mul_ps(acc[v][r], _mm256_set1_ps(w.scale)));
-      for (size_t t = 8 * size_t(v); t < a.tokens && t < 8 * size_t(v) + 8; ++t)
+      for (size_t t = token + 8 * size_t(v); t < a.tokens && t < token + 8 * size_t(v) + 8; ++t)
         y[t * stride + row_of<T>(w, first + size_t(r))] = out[t % 8];
     }
 }
 
 template <class T, int V>
-void multiply_lanes(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+void rows_of_lanes(const PackedMatrix& w, size_t first, size_t last, const Activations& a, size_t token, float* y,
+                   size_t stride) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)  // sums of products wait four cycles for the last ones
   constexpr int rows = 8 / V;
 #else
   constexpr int rows = 4 / V;  // with half the registers
 #endif
-  for (; first + size_t(rows) <= last; first += size_t(rows)) lanes_times<T, V, rows>(w, first, a, y, stride);
-  for (; first < last; ++first) lanes_times<T, V, 1>(w, first, a, y, stride);
+  for (; first + size_t(rows) <= last; first += size_t(rows)) lanes_times<T, V, rows>(w, first, a, token, y, stride);
+  for (; first < last; ++first) lanes_times<T, V, 1>(w, first, a, token, y, stride);
+}
+
+template <class T>
+void multiply_lanes(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  size_t t = 0;
+  for (; t + 8 < a.tokens; t += 16) rows_of_lanes<T, 2>(w, first, last, a, t, y, stride);
+  if (t < a.tokens) rows_of_lanes<T, 1>(w, first, last, a, t, y, stride);
 }

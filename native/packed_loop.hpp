@@ -24,8 +24,6 @@ class Room {
 
 // Maximum number of tokens multiplied row by row, which reads Activations::paired.
 constexpr size_t kFewTokens = 4;
-// Maximum number of tokens multiplied side by side in vectors, which reads Activations::lanes.
-constexpr size_t kLaneTokens = 16;
 
 // Eight chunks per thread: few enough for long sequential reads, enough that an interrupted thread delays the others
 // little.

@@ -97,6 +97,14 @@ def run(model: Path, folder: Path) -> None:
     print(evaluation, importance, sep="\n")
 
 
+def choose(model: Path, folder: Path) -> None:
+    """Measure two quantizations and choose one."""
+    found: pq.Sweep = pq.sweep(
+        model, text=folder / "text.txt", work=folder / "sweep", recipes=["q8_0"], context=32, tokens=64, requantize=True
+    )
+    print(found, found.advice.sentence, found.recommended, found.rows()[1]["kl"], sep="\n")
+
+
 def picture(model: Path, folder: Path) -> None:
     """Put two models side by side: a table, figures, a page."""
     page: pq.ReportPage = pq.report(folder / "small.gguf", against=model)
@@ -157,6 +165,7 @@ def main(folder: Path) -> None:
     codes()
     small = convert(outcome.path, folder)
     run(small, folder)
+    choose(outcome.path, folder)
     picture(outcome.path, folder)
     change(outcome.path, folder)
     save(folder)

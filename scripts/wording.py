@@ -90,7 +90,7 @@ RULES: tuple[tuple[str, str], ...] = (
     ),
     # Verbs that files and matrices do not do
     (r"\b(?:lie|lies|lay|lying)\b(?! out)", "is stored, is at"),
-    (r"\bstands?\b|\bstood\b|\bstanding\b", "is, is stored, appears"),
+    (r"\bstands?\b(?!-in)|\bstood\b|\bstanding\b", "is, is stored, appears"),
     (
         r"\b(?:says|said|saying)\b"
         r"|\b(?:to|must|can|cannot|not|may|files|who|they|which|that|would|could|options|names) say\b",

@@ -1,4 +1,4 @@
-"""Small byte-level BPEs, trained on the spot."""
+"""Small byte-level BPEs, trained when they are requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts put on disk for tests: what the pipeline does at scale, in a dozen lines."""
+"""Write layouts to disk for tests: a minimal version of the conversion pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyquant.types import Checkpoint, Layout, TensorSpec
 
 
 def specs(checkpoint: Checkpoint) -> list[TensorSpec]:
-    """The tensors of a checkpoint as they are."""
+    """The unchanged tensors of a checkpoint."""
     return [TensorSpec(name, w.shape, w.codec) for name, w in checkpoint.items()]
 
 
@@ -35,7 +35,7 @@ def fill(layout: Layout, folder: Path, checkpoint: Checkpoint) -> Path:
 def safetensors_bytes(
     tensors: dict[str, tuple[str, list[int], bytes]], metadata: dict[str, str] | None = None
 ) -> bytes:
-    """A file from name -> (dtype, shape, data), in the given order, claims unchecked."""
+    """A file from name -> (dtype, shape, data), in the given order, without checks."""
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     at = 0
     for name, (dtype, shape, data) in tensors.items():
@@ -68,7 +68,7 @@ INTERESTING = [
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """One to three changes that upset readers of text and of numbers."""
+    """Apply one to three mutations of words and integers."""
     out = bytearray(data)
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(out) + 1)

@@ -1,4 +1,4 @@
-"""The golden folders of msModelSlim: which there are, and one of them as a folder that runs."""
+"""The golden folders of msModelSlim: a list, and a copy of one that can run."""
 
 from __future__ import annotations
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from polyquant.analysis.report.figures import Figure as Figure
     from polyquant.analysis.report.figures import ReportPage as ReportPage
     from polyquant.analysis.report.figures import report as report
+    from polyquant.analysis.sweep.results import Sweep as Sweep
+    from polyquant.analysis.sweep.run import sweep as sweep
     from polyquant.analysis.validate import validate as validate
     from polyquant.conversion.convert import convert as convert
     from polyquant.conversion.convert import plan as plan
@@ -95,6 +97,8 @@ _MODULES = {
     "analysis.inspect": "Inspection inspect",
     "analysis.explain": "explain",
     "analysis.report.figures": "Figure ReportPage report",
+    "analysis.sweep.results": "Sweep",
+    "analysis.sweep.run": "sweep",
     "analysis.validate": "validate",
     "conversion.convert": "convert plan quantize",
     "conversion.report": "Report",
@@ -128,10 +132,11 @@ __all__ = [
     "Answer", "Certificate", "Check", "Checkpoint", "Checksums", "Codec", "CodecError", "CodecInfo", "Comparison",
     "Edited", "Evaluation", "Figure", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError",
     "Inspection", "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress",
-    "RecipeInfo", "RemoteError", "Repaired", "Report", "ReportPage", "Row", "Rule", "Severity", "Tabular", "Token",
-    "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify", "checksum", "codec", "codecs",
-    "compare", "convert", "demo", "demo_model", "doctor", "edit", "evaluate", "explain", "formats", "importance",
-    "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "report", "save", "validate",
+    "RecipeInfo", "RemoteError", "Repaired", "Report", "ReportPage", "Row", "Rule", "Severity", "Sweep", "Tabular",
+    "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify", "checksum", "codec",
+    "codecs", "compare", "convert", "demo", "demo_model", "doctor", "edit", "evaluate", "explain", "formats",
+    "importance", "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "report", "save",
+    "sweep", "validate",
 ]  # fmt: skip
 
 

@@ -173,7 +173,7 @@ def _taken(whole: NDArray[Any], cut: Cut) -> NDArray[Any]:
 
 
 def row_span(weight: Weight, rows: slice) -> Weight:
-    """Rows [a, b) of a row_sliced weight as a matrix of their own; nothing is read."""
+    """Rows [a, b) of a row_sliced weight as a separate matrix; nothing is read."""
     pieces = {part: _Piece(array, Cut((rows,))) for part, array in weight.arrays.items()}
     return Weight(weight.name, (rows.stop - rows.start, weight.shape[-1]), weight.codec, pieces)
 

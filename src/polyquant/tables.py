@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -22,6 +23,9 @@ ROWS = 40
 """Maximum rows of a table."""
 _CELL = 120
 """Maximum characters of a cell."""
+_LEFT = ' style="text-align:left"'
+_NUMBER = re.compile(r"(?:-?[\d.,]+(?:e[-+]\d+)?(?: ?(?:%|dB|B|[KMGT]iB|± \S+))?|exact|-|)")
+"""A cell that is aligned to the right."""
 
 T = TypeVar("T")
 
@@ -76,16 +80,21 @@ class Table:
         return "\n".join([_cell(self.title), *(lines if self.total else ()), *self._rest()])
 
     def html(self) -> str:
-        """The table as HTML, for Jupyter."""
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._cells()
-        )
+        """The table as HTML, for Jupyter, which aligns to the right: columns of text get a style."""
+        rows = self._cells()
+        texts = [not all(_NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(self.columns))]
         below = "".join(f"<div>{html.escape(line)}</div>" for line in self._rest())
-        return (
-            f"<div><strong>{html.escape(_cell(self.title))}</strong>"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}</div>"
-        )
+        table = ""
+        if rows:
+            head, *body = (
+                "<tr>" + "".join(f"<{tag}{_LEFT * left}>{html.escape(cell)}</{tag}>" for cell, left in cells) + "</tr>"
+                for tag, cells in (
+                    ("th", zip(self.columns, texts, strict=True)),
+                    *(("td", zip(row, texts, strict=True)) for row in rows),
+                )
+            )
+            table = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+        return f"<div><strong>{html.escape(_cell(self.title))}</strong>{table}{below}</div>"
 
     def _cells(self) -> list[list[str]]:
         return [[_cell(value) for value in row] for row in islice(self.rows, self.most)]

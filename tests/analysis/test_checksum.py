@@ -284,7 +284,7 @@ def test_a_damaged_shard_is_named(tmp_path):
     assert ("SUM006", "config.json", None) in found(tmp_path / "hf")
 
 
-def test_changed_metadata_is_told_from_changed_tensors(tmp_path):
+def test_changed_metadata_is_distinguished_from_changed_tensors(tmp_path):
     path = model(tmp_path)
     flipped(path, path.read_bytes().index(b"unchanged"))
     findings = [f for f in pq.validate(path) if f.code.startswith("SUM")]
@@ -292,7 +292,7 @@ def test_changed_metadata_is_told_from_changed_tensors(tmp_path):
     assert "all 3 tensors are equal" in findings[0].message
 
 
-def test_unused_bits_are_told_from_weights(tmp_path):
+def test_unused_bits_are_distinguished_from_weights(tmp_path):
     codec, parts = ternary(some_ternary(256)[:32], [0.25], "i2_s.x86")
     weight = Weight("t", (32, 256), codec, in_memory(parts))
     pq.save({"t": weight}, tmp_path / "m.gguf")

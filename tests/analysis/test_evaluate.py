@@ -140,7 +140,7 @@ def test_progress_ends_with_the_result():
 
 
 def by_hand(path, other, text, context):
-    """Every figure from whole float64 log-probabilities."""
+    """Compute every figure from full float64 log-probabilities."""
     a, b = polyquant.load(path, activations="float"), polyquant.load(other, activations="float")
     ids = np.array(a.tokenizer.encode(text.read_text(), add_special=False)[:200])
     bos = a.tokenizer.special["bos"] if a.tokenizer.encode("")[:1] == [a.tokenizer.special.get("bos")] else None
@@ -235,7 +235,7 @@ def test_ternary_layout_applies_to_both_models(tmp_path):
 
 @pytest.mark.parametrize(("cache", "error"), [("f16", 1e-4), ("int8", 1e-2)])
 def test_the_requested_cache_is_used(cache, error):
-    """Keys and values that are kept in fewer bits move the figures a little."""
+    """Keys and values in fewer bits change the figures slightly."""
     path = UNTIED / "tiny-llama-untied-Q8_0.gguf"
     common = {"text": HELD_OUT, "tokens": 99, "context": 100, "stride": 99, "activations": "float"}
     found, exact = polyquant.evaluate(path, cache=cache, **common), polyquant.evaluate(path, **common)
@@ -271,7 +271,7 @@ def test_json_contains_every_figure():
     assert told["divergence"]["layers"][1]["name"] == "layer 0"
 
 
-# ---------------------------------------------------------------- what cannot be used
+# ---------------------------------------------------------------- unusable input
 
 BAD = {
     "missing": (lambda t: None, {}, "cannot be opened"),

@@ -33,7 +33,7 @@ def test_quantized_inputs_add_more_error_than_weights(tmp_path):
 
 
 def test_smoothed_channels_are_detected(tmp_path):
-    """m4 moves scales from v to o and from up to down: outputs of v and up are other numbers, the layer's are not."""
+    """m4 moves scales from v to o and from up to down: the outputs of v and up change, those of the layer do not."""
     for layer in compare_outputs(
         source_of("v0/bf16/w8a8_m4"), runnable("v0/bf16/w8a8_m4", tmp_path), ROOT / "models/qwen2_bf16/calib_ids.json"
     ):

@@ -29,7 +29,7 @@ SHIFTED = (
 
 
 def mlx_folder(golden: Golden, target: Path) -> Path:
-    """The same model in mlx-lm's words."""
+    """The same model in mlx-lm's layout."""
     target.mkdir(parents=True)
     tensors = {w.name: np.asarray(w.dequantize(), np.float32) for w in open_checkpoint(golden.folder).values()}
     kind = golden.config["model_type"]
@@ -38,7 +38,7 @@ def mlx_folder(golden: Golden, target: Path) -> Path:
         renamed = _latent(renamed, golden.config)
     if kind in ("granitemoe", "granitemoeshared", "granitemoehybrid", "qwen3_5_moe_text"):
         renamed = _halved(renamed)
-    renamed = {name: _turned(name, value) for name, value in renamed.items()}
+    renamed = {name: _transposed(name, value) for name, value in renamed.items()}
     if kind in ("qwen3_next", "qwen3_5_moe_text"):
         renamed = {n: v + 1 if n.endswith(SHIFTED) and v.ndim == 1 else v for n, v in renamed.items()}
     save_file({n: np.ascontiguousarray(v) for n, v in renamed.items()}, target / "model.safetensors", {"format": "mlx"})
@@ -93,7 +93,7 @@ def _llama4(tensors: Tensors) -> Tensors:
 
 
 def _gpt_oss(tensors: Tensors) -> Tensors:
-    """Columns of gate and up in turn -> two stacks. (Its `sanitize` takes rows, as MXFP4 blocks are transposed.)"""
+    """Alternating columns of gate and up -> two stacks. (Its `sanitize` takes rows, as MXFP4 blocks are transposed.)"""
     out: Tensors = {}
     for name, value in tensors.items():
         stem = name.rpartition(".")[0]
@@ -141,6 +141,6 @@ def _latent(tensors: Tensors, config: dict) -> Tensors:
     return out
 
 
-def _turned(name: str, value: np.ndarray) -> np.ndarray:
+def _transposed(name: str, value: np.ndarray) -> np.ndarray:
     """[n, 1, k] -> [n, k, 1]."""
     return value.swapaxes(1, 2) if value.ndim == 3 and value.shape[1] == 1 and "conv" in name else value

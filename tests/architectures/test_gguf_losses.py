@@ -18,7 +18,7 @@ from polyquant.opening import open_checkpoint
 
 
 def changed(name, folder, *, tensors=None, **entries):
-    """A golden model with other entries of config.json, which None takes away, and other tensors."""
+    """A golden model with changed entries of config.json (None removes one) and changed tensors."""
     golden = Golden(name)
     folder.mkdir()
     for file in golden.folder.iterdir():
@@ -129,7 +129,7 @@ def test_longrope_factors_of_the_wrong_length(wrong, tmp_path):
         to_gguf(open_checkpoint(changed("phi3", tmp_path / "hf", rope_scaling=scaling)))
 
 
-def test_partial_rotary_factor_gives_the_dimension_count_back():
+def test_partial_rotary_factor_becomes_the_dimension_count_again():
     for head in range(2, 300):
         for count in range(2, head + 1, 2):
             assert int(head * rope.share(count, head)) == count

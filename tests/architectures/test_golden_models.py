@@ -74,7 +74,7 @@ def test_rounded_encoders_stay_close(name, tmp_path):
 
 
 def test_a_convert_only_architecture_is_an_error(monkeypatch):
-    """No record of ours is, that of an installed package may be."""
+    """No built-in record is convert-only, but that of an installed package may be."""
     golden = Golden("llama3")
     record = replace(of_config(golden.config), layer=ConvertedOnly())
     assert not record.runs
@@ -85,7 +85,7 @@ def test_a_convert_only_architecture_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize("name", RUN)
 def test_token_by_token_from_a_recorded_step(name):
-    """Each token after the first is one native call that does what Python did."""
+    """Each token after the first is one native call that repeats the work of Python."""
     golden = Golden(name)
     wanted = golden.logits()
     session = load(golden.folder, activations="float").session()

@@ -1,4 +1,4 @@
-"""Folders of models that see and hear: the language model inside converts and runs as a folder of it alone does."""
+"""Multimodal folders: the language model inside converts and runs as it does from a folder without the other parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOWERS = (
 
 
 def nested(golden, out, spelled, *, drop=(), **entries):
-    """The folder as one model with towers holds it.
+    """The folder as part of a multimodal model.
 
     drop: entries of the language model's configuration that are not written.
     """

@@ -38,7 +38,7 @@ def test_mutated_config_gives_a_model_or_an_error(name):
     inside = [(k, j) for k, v in config.items() if isinstance(v, dict) for j in v]
     places = [(k,) for k in config] + inside
     for place in places:
-        for value in (*ODD, ...):  # ...: not there
+        for value in (*ODD, ...):  # ...: the key is absent
             said = dict(config)
             if len(place) == 2:
                 said[place[0]] = {k: v for k, v in {**said[place[0]], place[1]: value}.items() if v is not ...}

@@ -81,7 +81,7 @@ def test_ernie_omits_prediction_layers(tmp_path):
 
 
 @pytest.mark.parametrize(("gating", "record"), [(1, DEEPSEEK_V2), (2, DEEPSEEK_V3), (None, DEEPSEEK_V2)])
-def test_deepseek2_files_are_told_apart_by_their_gating(gating, record):
+def test_deepseek2_files_are_distinguished_by_their_gating(gating, record):
     said = {} if gating is None else {"deepseek2.expert_gating_func": gating}
     assert of_metadata({"general.architecture": "deepseek2", **said}) is record
 

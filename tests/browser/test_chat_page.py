@@ -15,6 +15,14 @@ from integrations.test_serve import DEMO, TEMPLATE, running
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
 MESSAGE = "In the beginning God created"
+SLOW = """
+import sys, time
+from polyquant.runtime.decoder import Decoder
+logits = Decoder.logits
+Decoder.logits = lambda self, hidden: (time.sleep(0.03), logits(self, hidden))[1]
+from polyquant.cli import main
+main(sys.argv[1:])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +96,15 @@ def test_the_answer_is_the_servers(visit, one, small):
     assert "12 tokens" in stats and "tokens/s" in stats and "first token after" in stats and "token limit" in stats
 
 
-def test_answers_are_shown_while_they_stream_and_stop(visit, one):
-    page = visit(one).page
+@pytest.fixture(scope="module")
+def slow(small):
+    """The page of a server whose answers take many seconds."""
+    with running(small, program=("-c", SLOW)) as (_, url):
+        yield url.removesuffix("/v1") + "/"
+
+
+def test_answers_are_shown_while_they_stream_and_stop(visit, slow):
+    page = visit(slow).page
     page.locator(".start").wait_for()
     page.fill("#prompt", MESSAGE)
     page.press("#prompt", "Enter")

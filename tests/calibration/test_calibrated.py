@@ -53,7 +53,7 @@ def test_every_linear_of_a_layer_is_recorded(stages):
 
 
 def test_hessians_equal_those_of_the_inputs(stages):
-    """The first layer's by hand, the head's against the states that the whole decoder gives."""
+    """The first layer's are computed here, the head's compared with the states of the whole decoder."""
     decoder = stages.model.decoder
     hessians = Hessians(stages, ["lm_head.weight", Q])
     embeddings = np.concatenate([next(decoder.states(t, decoder.cache())).copy() for t in stages.windows])
@@ -174,7 +174,7 @@ def test_rules_keep_their_bits_and_count_towards_the_target():
 
 @encodes
 def test_sensitivities_are_measured(text):
-    """Of two weights the one that is zero does no harm."""
+    """One of two weights is zero, so quantizing it has no effect."""
     wanted = dict.fromkeys((Q, DOWN), codec("trellis.4.mul1.8"))
     found = divergences(LLAMA, text, wanted, calibrated=False)
     better = divergences(LLAMA, text, wanted, calibrated=True)

@@ -48,7 +48,7 @@ def routed(model, index, states):
             states[i] = decoder.run_layer(index, x, decoder.cache()).copy()
             continue
         with pytest.MonkeyPatch.context() as patch:
-            if part is not None:  # layers of Nemotron-H are one thing each
+            if part is not None:  # layers of Nemotron-H have one part each
                 patch.setattr(type(part), "__call__", lambda self, h: seen.append(h.copy()) or plain(self, h))
             states[i] = decoder.run_layer(index, x, decoder.cache()).copy()
         mixture = (

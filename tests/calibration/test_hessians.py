@@ -1,4 +1,4 @@
-"""Hessians that are collected stage by stage, asked for once each, and forgotten."""
+"""Hessians are collected stage by stage, requested once each, and discarded."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A calibration that several processes share: the sums of one process, whoever computes which shard."""
+"""A calibration shared by several processes gives the sums of one process, regardless of who computes which shard."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def arrays(folder: Path) -> set[str]:
 
 
 def test_hessians_that_all_have_used_are_removed(tmp_path):
-    """Two parts, one after the other, and a third process that asks again."""
+    """Two parts, one after the other, and a third process that requests them again."""
     path, names, folder = text(tmp_path), matrices(SOURCE), tmp_path / "calibration"
     alone = hessians(calibration_stages(SOURCE, path), names)
     found, stages = {}, calibration_stages(SOURCE, path).names

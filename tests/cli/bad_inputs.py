@@ -1,4 +1,4 @@
-"""Handmade bad input: a table of name -> function that writes it to a folder and returns the path to open."""
+"""Bad input written by hand: a table of name -> function that writes it to a folder and returns the path to open."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def saved(name: str, raw: Callable[[], bytes] | bytes) -> Maker:
 
 
 def sparse(name: str, head: bytes, size: int) -> Maker:
-    """A sparse file of the claimed size."""
+    """A sparse file of the declared size."""
 
     def make(folder: Path) -> Path:
         with (folder / name).open("wb") as f:
@@ -107,7 +107,7 @@ def nested(depth: int) -> bytes:
 
 
 def full(member: str) -> bytes:
-    """A header of as many members as 16 MB or 620,000 values allow."""
+    """A header with as many members as the limits of 16 MB and 620,000 values allow."""
     n = min(15_900_000 // (len(member) + 5), 610_000 // (member.count(",") + member.count("{") + member.count("[")))
     return raw_safetensors("{" + "".join(member % i for i in range(n)) + '"x":0}')
 

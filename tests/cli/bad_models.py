@@ -117,7 +117,7 @@ def array(item: Kind, values: list[Any]) -> Meta:
 
 
 def huge(name: str, dims: tuple[int, int]) -> Maker:
-    """Return a sparse GGUF file as long as one tensor claims, contradicted by the other tensors and metadata."""
+    """Return a sparse GGUF file of the size that one tensor declares, contradicted by other tensors and metadata."""
 
     def make(folder: Path) -> Path:
         path = entry(name, dims=dims)(folder)

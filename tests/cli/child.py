@@ -1,4 +1,4 @@
-"""Run the `polyquant` command in separate processes, cheaply: one server imports it once and forks per call.
+"""Run the `polyquant` command in separate processes that start fast: a server imports it once and forks per call.
 
 Each call reports its exit code, output, CPU time and peak memory.
 """
@@ -81,7 +81,7 @@ class Server:
 
 
 def call(args: list[str], ended: Callable[[int], None] = os._exit) -> NoReturn:
-    """Run the command in a forked child, and end the child; ended: is given the exit code first."""
+    """Run the command in a forked child, and end the child; ended: called with the exit code before that."""
     from polyquant.cli import main
 
     code = 70

@@ -14,7 +14,7 @@ EXITS = {"inspect": {2}, "validate": {1, 2}, "convert": {2}}
 
 
 def cheap(outcome, name):
-    """Processor time rather than a clock: other programs run here too. The promise is 300 MB; huge pages vary it."""
+    """Checks processor time, because other programs run too. The limit is 300 MB; huge pages add some variation."""
     assert outcome.cpu < (10 if name in COSTLY else 5), (name, outcome.cpu)
     assert outcome.rss < 250e6, (name, outcome.rss)
 

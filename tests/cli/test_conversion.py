@@ -1,4 +1,4 @@
-"""`convert`, `quantize` and `repair` for new users: dry runs, nearly right names, mislabelled files."""
+"""`convert`, `quantize` and `repair` for new users: dry runs, misspelt names, mislabelled files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_dry_run_accepts_an_existing_target(polyquant, tmp_path):
     assert "does not exist" in polyquant("convert", LLAMA, tmp_path / "no/out.gguf", "--dry-run").out
 
 
-def test_a_dry_run_leaves_no_trace(polyquant, tmp_path):
+def test_a_dry_run_writes_nothing(polyquant, tmp_path):
     assert polyquant("quantize", LLAMA, tmp_path / "out", "--to", "hf", "--codec", "bf16", "--dry-run").code == 0
     assert not list(tmp_path.iterdir())
 
@@ -93,7 +93,7 @@ def test_ternary_weights_are_accepted(tmp_path):
     assert {s.target.name for s in pq.plan(folder, "gguf", codec="i2_s.x86").steps} >= {"i2_s.x86"}
 
 
-# ---------------------------------------------------------------- names that are nearly right
+# ---------------------------------------------------------------- misspelt names
 
 NAMES = {
     ("--codec", "q4_k_m"): "q4_k_m is a recipe, not a codec; use --recipe q4_k_m, or --codec with q4_k",

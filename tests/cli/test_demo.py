@@ -1,4 +1,4 @@
-"""The last lines of `polyquant demo` can be pasted."""
+"""The commands that `polyquant demo` prints can be pasted into a shell."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def steering(printed: str) -> list[str]:
 
 
 def calm(outcome):
-    """Nothing steers; an error is one bounded line; no traceback."""
+    """No control characters; an error is one bounded line; no traceback."""
     assert not steering(outcome.out + outcome.err)
     assert outcome.code in (0, 1, 2), outcome
     assert max(map(len, outcome.out.splitlines()), default=0) < 4500

@@ -48,7 +48,7 @@ def whole(polyquant, tmp_path_factory):
 
 @pytest.mark.parametrize("target, codec", [("m.gguf", "q8_0"), ("hf", "f16"), ("v3", "trellis.3.mul1.12")])
 @pytest.mark.parametrize("name, code", [("SIGINT", 130), ("SIGTERM", 130), ("SIGKILL", -9)])
-def test_a_signal_in_the_middle_then_the_same_command(name, code, target, codec, whole, polyquant, tmp_path):
+def test_the_same_command_resumes_after_a_signal(name, code, target, codec, whole, polyquant, tmp_path):
     command = ("convert", SOURCE, tmp_path / target, "--codec", codec)
     child = start(f"os.kill(os.getpid(), signal.{name}); time.sleep(0.2)", *command)
     _, err = child.communicate(timeout=60)
@@ -63,7 +63,7 @@ def test_a_signal_in_the_middle_then_the_same_command(name, code, target, codec,
 
 
 def unfinished(folder):
-    """The one work folder in it."""
+    """The only work folder in a folder."""
     (found,) = folder.iterdir()
     assert ".polyquant-" in found.name
     return found
@@ -90,7 +90,7 @@ def test_a_changed_job_does_not_resume_another(whole, polyquant, tmp_path):
     same(tmp_path / "m.gguf", whole / "m.gguf")
 
 
-def test_a_torn_journal_is_not_believed(whole, polyquant, tmp_path):
+def test_a_torn_journal_is_not_trusted(whole, polyquant, tmp_path):
     command = ("convert", SOURCE, tmp_path / "m.gguf", "--codec", "q8_0")
     start("os.kill(os.getpid(), signal.SIGKILL)", *command).communicate(timeout=60)
     for damage in (
@@ -112,7 +112,7 @@ def test_a_torn_journal_is_not_believed(whole, polyquant, tmp_path):
         (tmp_path / "copy").rename(work)
 
 
-def test_killed_again_and_again_with_torn_lines(whole, polyquant, tmp_path):
+def test_repeated_kills_with_torn_lines(whole, polyquant, tmp_path):
     command = ("convert", SOURCE, tmp_path / "m.gguf", "--codec", "q8_0", "--threads", 1)
     for _ in range(2):
         start("os.kill(os.getpid(), signal.SIGKILL)", *command).communicate(timeout=60)
@@ -123,7 +123,7 @@ def test_killed_again_and_again_with_torn_lines(whole, polyquant, tmp_path):
     same(tmp_path / "m.gguf", whole / "m.gguf")
 
 
-def test_of_two_runs_one_wins(whole, polyquant, tmp_path):
+def test_one_of_two_concurrent_runs_wins(whole, polyquant, tmp_path):
     command = ("convert", SOURCE, tmp_path / "m.gguf", "--codec", "q8_0")
     first = start("sys.stderr.write('half\\n'); sys.stderr.flush(); sys.stdin.readline()", *command)
     assert first.stderr.readline() == "half\n"
@@ -134,13 +134,13 @@ def test_of_two_runs_one_wins(whole, polyquant, tmp_path):
     same(tmp_path / "m.gguf", whole / "m.gguf")
 
 
-def test_a_disk_that_is_full_at_once(polyquant, tmp_path):
+def test_a_disk_that_is_full_from_the_start(polyquant, tmp_path):
     outcome = polyquant("convert", SOURCE, tmp_path / "m.gguf", "--codec", "q8_0", file_limit=100_000)
     assert outcome.code == 1 and "m.gguf" in outcome.line and "large" in outcome.line
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_that_fills_on_the_way(whole, polyquant, tmp_path):
+def test_a_disk_that_fills_during_the_run(whole, polyquant, tmp_path):
     command = ("convert", SOURCE, tmp_path / "m.gguf", "--codec", "q8_0")
     full = "def no_room(*_): raise OSError(28, os.strerror(28))\n        os.pwrite = no_room"
     child = start(full, *command)
@@ -152,7 +152,7 @@ def test_a_disk_that_fills_on_the_way(whole, polyquant, tmp_path):
     same(tmp_path / "m.gguf", whole / "m.gguf")
 
 
-def test_a_source_that_shrinks_on_the_way(polyquant, tmp_path):
+def test_a_source_that_shrinks_during_the_run(polyquant, tmp_path):
     shutil.copytree(SOURCE, tmp_path / "in")
     child = start(
         "os.truncate(sys.argv[2] + '/model.safetensors', 5000)",
@@ -198,7 +198,7 @@ def test_targets_that_are_refused(polyquant, tmp_path):
     assert (tmp_path / "old.gguf").read_text() == "precious"
 
 
-def test_overwriting_replaces_the_old_whole(polyquant, tmp_path):
+def test_overwriting_replaces_the_whole_target(polyquant, tmp_path):
     shutil.copy(GGUF, tmp_path / "old.gguf")
     shutil.copytree(SOUND, tmp_path / "old")
     (tmp_path / "old/vocab.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""`polyquant run` as a person meets it: text on stdout, figures on stderr, clean ends."""
+"""`polyquant run` as users see it: text on stdout, statistics on stderr, clean exits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyquant.cli.terminal import stream
 
 LLAMA = demo_model("llama")
 PROMPT = "And it came to pass"
-SIX = ", when the man was come"  # six tokens on, by transformers 5.23 in float32
+SIX = ", when the man was come"  # the next six tokens, by transformers 5.23 in float32
 SLOW = """
 import sys, time
 from polyquant.runtime.session import Session
@@ -141,7 +141,7 @@ def test_sampling_of_generation_config(polyquant, tmp_path):
     assert told["sampling"]["temperature"] == 5 and told["sampling"]["top_k"] == 7
 
 
-# ---------------------------------------------------------------- what cannot be done
+# ---------------------------------------------------------------- unusable input
 
 
 def broken(folder, name, **changes):
@@ -219,7 +219,7 @@ def test_a_prompt_that_is_not_utf8(polyquant, tmp_path):
     assert both.code == 2 and "are mutually exclusive" in both.err
 
 
-# ---------------------------------------------------------------- ends
+# ---------------------------------------------------------------- interrupts and closed pipes
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -251,7 +251,7 @@ class Terminal:
         self.seen = ""
 
     def until(self, text):
-        """Read on until `text` comes; gives what came before it."""
+        """Read until `text` appears; return everything before it."""
         end = time.monotonic() + 60
         while text not in self.seen and time.monotonic() < end:
             if select.select([self.master], [], [], 1)[0]:
@@ -318,7 +318,7 @@ def test_a_full_context_drops_the_oldest_messages(tmp_path):
     assert "oldest messages are dropped" not in said[0] and any("oldest messages are dropped" in s for s in said)
     terminal.type("and he said " * 30 + "\n")
     assert "longer than the model's context" in terminal.until("you> ")
-    terminal.type(f"{PROMPT}\n")  # the conversation lives on
+    terminal.type(f"{PROMPT}\n")  # the conversation continues
     assert "model> " in terminal.until("you> ")
     terminal.type("/exit\n")
     assert terminal.close() == 0

@@ -25,7 +25,7 @@ def without_kernels(monkeypatch):
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text("the king said unto the people " * 60)
+    path.write_text("the king said unto the man " * 60)
     return path
 
 

@@ -46,7 +46,7 @@ def test_closed_streams_are_like_dev_null(closed, arguments, tmp_path):
     assert bool(done.stdout) == (">&-" not in closed.replace("2>&-", ""))
 
 
-def test_with_closed_streams_the_output_file_holds_the_model_alone(tmp_path):
+def test_with_closed_streams_the_output_contains_only_the_model(tmp_path):
     for name, closed in (("a.gguf", ""), ("b.gguf", "<&- >&- 2>&-")):
         assert shell(closed, "convert", SOUND, name, cwd=tmp_path).returncode == 0
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
@@ -78,7 +78,7 @@ def test_characters_that_stdout_cannot_encode_are_escaped(tmp_path):
 
 @pytest.fixture
 def odd(tmp_path):
-    """A folder and a file of such names, in a folder of such a name."""
+    """A folder and a file with such names, in a folder with such a name."""
     place = tmp_path / ODD
     place.mkdir()
     (place / f"{ODD}.gguf").write_bytes(GGUF.read_bytes())
@@ -129,7 +129,7 @@ def test_file_names_need_not_be_utf8(verb, odd, polyquant):
     ],
     ids=lambda a: " ".join(map(str, a))[:12],
 )
-def test_names_and_texts_that_are_not_utf8_are_refused_in_one_line(arguments, polyquant, tmp_path):
+def test_names_and_prompts_that_are_not_utf8_are_refused_in_one_line(arguments, polyquant, tmp_path):
     placed = [str(tmp_path / a) if str(a).startswith(("no", "to", "out")) else a for a in arguments]
     outcome = polyquant(*placed)
     assert outcome.code in (1, 2) and "polyquant: " in outcome.line
@@ -195,7 +195,7 @@ def test_a_recipe_is_a_regular_file(polyquant, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["README.md", "notes.txt", "pytorch_model.bin", "extra.safetensors", "a.index.json"])
-def test_a_dangling_link_that_is_not_needed_stops_nothing(name, polyquant, tmp_path):
+def test_an_unused_dangling_link_is_ignored(name, polyquant, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     for path in SOUND.iterdir():

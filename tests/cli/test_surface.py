@@ -99,7 +99,7 @@ TYPOS = {
 def test_a_typo_is_answered_with_a_suggestion(args, polyquant, tmp_path):
     outcome = polyquant(*(tmp_path / "out.gguf" if a == "OUT" else a for a in args))
     assert outcome.code == 2 and "Traceback" not in outcome.err
-    assert not outcome.out or "--resume" in args  # there the plan comes first
+    assert not outcome.out or "--resume" in args  # the plan is printed first
     assert TYPOS[args] in outcome.err and "\x1b" not in outcome.err
     assert not list(tmp_path.iterdir())
 

@@ -34,7 +34,7 @@ MSMODELSLIM = {  # name -> error
     "w4a8.dynamic": 0.03,
     "w4a8.dynamic.sums1": 0.03, "w4a8.dynamic.g32.second.pack_n.sums16": 0.02,
 }  # fmt: skip
-TRELLIS = {  # name -> error; small windows and grids: the reference of the encoder takes its time
+TRELLIS = {  # name -> error; small windows and grids, because the encoder's reference is slow
     "trellis.3.mul1.8.flat": 0.05, "trellis.3.grid": 0.2, "trellis.4.grid.rotated": 0.2, "trellis.3.mcg.8": 0.05,
     "trellis.2.3inst.6.h128x16": 0.2,
     "trellis.4.mul1.6.exl3.g2": 0.05, "metal_marlin.4": 0.2, "metal_marlin.3.h128": 0.2, "metal_marlin.4.g4": 0.2,
@@ -51,7 +51,7 @@ READERS = [
 
 
 def codec_of(name):
-    if name.startswith("trellis"):  # the reference of the encoder takes its time
+    if name.startswith("trellis"):  # the encoder's reference is slow
         return polyquant.codec(name, window_bits=8)
     return polyquant.codec(name, tile=TILES[name]) if name in TILES else polyquant.codec(name)
 

@@ -1,4 +1,4 @@
-"""MXFP4 in tensors of codes and of scales: the same numbers as ggml's blocks, and the same bits there and back."""
+"""MXFP4 in tensors of codes and of scales: the same values as ggml's blocks, and the same bits after a round trip."""
 
 import numpy as np
 import pytest

@@ -37,7 +37,7 @@ def test_every_pair_keeps_the_codes(a, b, rows, k, seed):
     rng = np.random.default_rng(seed)
     shape = (64 * rows, 256 * k) if {"tl1", "tl2"} & {a, b} else (4 * rows, 256 * k)
     codes = rng.integers(-1, 2, shape, np.int8)
-    codes[:2] = 0  # blocks of zeros, whose scale has no say
+    codes[:2] = 0  # blocks of zeros, whose scale has no effect
     parts = src.pack(Ternary(codes, np.array([0.75], np.float32)))
     results = []
     for which in ("native", "numpy"):
@@ -102,7 +102,7 @@ def test_one_folder_into_the_other(engine):
 
 
 def test_undefined_symbols_become_zero(engine):
-    """Symbol 3 reads as 0, so 0 is written: no layout carries it over."""
+    """Symbol 3 reads as 0, so 0 is written: no layout preserves it."""
     blocks = np.full(64, 0xFF, np.uint8)
     for a, b in itertools.permutations(["i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s"], 2):
         parts = {"blocks": blocks[: codec(a).specs((4, 32))["blocks"].nbytes]}

@@ -1,4 +1,4 @@
-"""The main job against the files that llama.cpp and bitnet.cpp made of the same folders."""
+"""Conversions compared with the files that llama.cpp and bitnet.cpp write for the same folders."""
 
 import json
 import shutil

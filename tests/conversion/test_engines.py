@@ -1,4 +1,4 @@
-"""Workers of an engine: the bytes of one process, also if workers end, hang or dawdle; errors end the job."""
+"""Workers of an engine: the bytes of one process, also if workers end, hang or are slow; errors end the job."""
 
 from __future__ import annotations
 
@@ -13,24 +13,13 @@ from pathlib import Path
 import pytest
 
 import polyquant as pq
-from golden import VECTORS
+from conversion.jobs import JOBS, SOURCE, content
 from polyquant.conversion.engines import cluster as clusters
 from polyquant.conversion.engines import driver, worker
 from polyquant.conversion.engines.cluster import WorkerLostError
 from polyquant.conversion.engines.worker import UnitRunner
 from polyquant.conversion.execute import Engine
 from polyquant.errors import InputError, PlanError, UnknownNameError, UnsupportedError
-
-SOURCE = VECTORS / "models/tiny-llama-tied/hf"
-JOBS = {
-    "gguf": ("out.gguf", {"recipe": "q4_k_m"}),
-    "sharded": ("out", {"to": "hf", "shard_bytes": 200_000}),
-    "trellis": ("out", {"to": "trellis-v3", "bits": 3, "effort": "fast"}),
-    "msmodelslim": ("out", {"to": "msmodelslim", "codec": "w8a16"}),
-    "calibrated": ("out", {"bits": 3, "effort": "fast", "to": "trellis-v3", "calibration": __file__}),
-    "ranges": ("out", {"to": "msmodelslim", "codec": "w8a8", "calibration": __file__}),
-    "allocated": ("out", {"to": "trellis-v3", "effort": "fast", "target_bpw": 3.5}),
-}
 
 
 class Threads:
@@ -103,10 +92,6 @@ class _unchanged:
         return None
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
 def convert(folder: Path, job: str = "gguf", engine: Engine | None = None, **more) -> dict[str, bytes]:
     folder.mkdir(exist_ok=True)
     name, options = JOBS[job]
@@ -146,7 +131,7 @@ def test_a_hanging_worker_is_replaced(threads, tmp_path):
 
 
 def test_an_idle_worker_repeats_a_straggler(threads, tmp_path, monkeypatch):
-    """The last unit dawdles; an idle worker finishes it long before its lease ends."""
+    """The last unit is slow; an idle worker finishes it long before its lease ends."""
     release = threading.Event()
 
     def fault(number):

@@ -72,3 +72,7 @@ def test_block_scales_that_one_scale_cannot_replace_are_refused_by_the_plan(tmp_
     assert pq.plan(tmp_path / "equal.gguf", "gguf", **options).steps[0].action is Action.TRANSCODE
     with pytest.raises(PlanError, match=r"has one scale per tensor.*scales from 1 to 2"):
         pq.plan(tmp_path / "rows.gguf", "gguf", **options)
+    w[100] *= 3
+    pq.save({"blk.0.ffn_up.weight": w}, tmp_path / "inside.gguf", codec="tq2_0")
+    with pytest.raises(PlanError, match=r"has one scale per tensor.*scales from 1 to 3"):
+        pq.plan(tmp_path / "inside.gguf", "gguf", **options)

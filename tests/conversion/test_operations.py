@@ -186,7 +186,7 @@ def test_ternary_stacks(tmp_path, remade):
     assert plan.steps[0].action.value == "transcode"
     truth = np.stack([c * np.float32(0.5 * (i + 1)) for i, c in enumerate(codes)])
     np.testing.assert_array_equal(made["experts"].dequantize(), truth)
-    with pytest.raises(InputError, match=r"e0 and 2 more: .*one scale per tensor"):
+    with pytest.raises(PlanError, match=r"e0 and 2 more: .*one scale per tensor"):
         remade(path, only, ternary_layout="i2_s.x86")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -13,29 +14,20 @@ import numpy as np
 import pytest
 
 import polyquant as pq
-from golden import VECTORS
+from conversion import jobs
+from conversion.jobs import SOURCE, content
+from polyquant.conversion import tasks
 from polyquant.conversion.merge import discard_parts
 from polyquant.conversion.tasks import Part, cost, parse_part, shares
 from polyquant.errors import InputError, PlanError
 from polyquant.storage import parts as storage_parts
 from polyquant.types import as_matrix
 
-SOURCE = VECTORS / "models/tiny-llama-tied/hf"
 JOBS = {
-    "gguf": ("out.gguf", {"recipe": "q4_k_m"}),
+    **jobs.JOBS,
     "split": ("out.gguf", {"codec": "q8_0", "shard_bytes": 150_000}),
     "hf": ("out", {"to": "hf"}),
-    "sharded": ("out", {"to": "hf", "shard_bytes": 200_000}),
-    "trellis": ("out", {"to": "trellis-v3", "bits": 3, "effort": "fast"}),
-    "msmodelslim": ("out", {"to": "msmodelslim", "codec": "w8a16"}),
-    "calibrated": ("out", {"bits": 3, "effort": "fast", "to": "trellis-v3", "calibration": __file__}),
-    "ranges": ("out", {"to": "msmodelslim", "codec": "w8a8", "calibration": __file__}),
-    "allocated": ("out", {"to": "trellis-v3", "effort": "fast", "target_bpw": 3.5}),
 }
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def whole(folder: Path, job: str) -> dict[str, bytes]:
@@ -182,7 +174,7 @@ def test_damaged_bytes_are_found(tmp_path):
     assert content(tmp_path / "parts") == whole(tmp_path / "whole", "gguf")
 
 
-def test_a_damaged_part_is_made_again(tmp_path):
+def test_a_damaged_part_is_recomputed(tmp_path):
     target = run(tmp_path / "parts", "gguf", "1/2", "2/2")
     (folder,) = (tmp_path / "parts").iterdir()
     path = folder / "files/out.gguf"
@@ -261,3 +253,13 @@ def test_invalid_parts_are_refused(text):
     with pytest.raises(PlanError, match="a part is I/N"):
         parse_part(text)
     assert parse_part("3/8") == Part(3, 8) and str(Part(3, 8)) == "3/8"
+
+
+def test_a_plan_is_divided_once(monkeypatch, tmp_path):
+    plan = pq.plan(SOURCE, "gguf")
+    first = shares(plan, 3)
+    monkeypatch.setattr(tasks, "_divided", lambda *_: pytest.fail("divided again"))
+    assert shares(plan, 3) == first
+    pq.convert(plan, tmp_path / "out.gguf", part="2/3")
+    with pytest.raises(pytest.fail.Exception):
+        shares(dataclasses.replace(plan, steps=plan.steps[:2]), 3)

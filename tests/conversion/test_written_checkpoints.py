@@ -106,8 +106,8 @@ def no_errors(path):
     shards=st.lists(st.tuples(st.sampled_from(["gguf", "hf"]), st.sampled_from([None, 5000])), min_size=1, max_size=3),
     threads=st.sampled_from([1, 2]),
 )
-def test_floats_are_equal_after_any_way_through_the_formats(model, shards, threads, tmp_path_factory):
-    """GGUF holds rotated rows and other names, so the last step goes back to a folder."""
+def test_floats_are_equal_after_any_sequence_of_formats(model, shards, threads, tmp_path_factory):
+    """GGUF stores permuted rows under other names, so the last step goes back to a folder."""
     top = tmp_path_factory.mktemp("floats")
     source = place = model.write(top / "model")
     for i, (to, size) in enumerate([*shards, ("hf", None)]):
@@ -127,7 +127,7 @@ def test_floats_are_equal_after_any_way_through_the_formats(model, shards, threa
 
 @MANY
 @given(model=llamas(), codec=st.sampled_from(GGUF), threads=st.sampled_from([1, 2]))
-def test_a_gguf_holds_what_its_codec_makes_of_each_row(model, codec, threads, tmp_path_factory):
+def test_rows_of_a_gguf_have_the_values_of_their_codec(model, codec, threads, tmp_path_factory):
     """Rows are permuted in GGUF, and back in the folder made of it; their values are those of the codec."""
     top = tmp_path_factory.mktemp("gguf")
     source = model.write(top / "model")
@@ -148,7 +148,7 @@ def test_a_gguf_holds_what_its_codec_makes_of_each_row(model, codec, threads, tm
 @pytest.mark.parametrize("target, codecs", [("msmodelslim", MSMODELSLIM), ("trellis-v3", TRELLIS)])
 @FEW
 @given(data=st.data())
-def test_a_folder_holds_what_its_codec_makes_of_each_matrix(target, codecs, data, tmp_path_factory):
+def test_matrices_of_a_folder_have_the_values_of_their_codec(target, codecs, data, tmp_path_factory):
     model, codec = data.draw(llamas()), data.draw(st.sampled_from(codecs))
     shard_bytes = data.draw(st.sampled_from([None, 5000]))
     top = tmp_path_factory.mktemp("folder")

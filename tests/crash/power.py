@@ -1,6 +1,6 @@
 """A model of file systems after a power loss.
 
-POSIX promises little: the bytes of a file survive after fsync of the file, a directory entry after fsync of the
+POSIX guarantees little: the bytes of a file survive after fsync of the file, a directory entry after fsync of the
 directory. Until then every write, truncation, new entry, rename and removal may or may not have reached the disk, in
 any combination. The model follows that, except that
 
@@ -8,7 +8,7 @@ any combination. The model follows that, except that
     a change of an entry never survives without earlier changes of that entry, nor the removal of a folder without the
     removal of its content.
 
-`Recording` collects the operations of a process, `Disk` replays them, `Disk.states` yields what may be found after a
+`Recording` collects the operations of a process, `Disk` replays them, `Disk.states` yields the possible states after a
 reboot.
 """
 

@@ -1,4 +1,4 @@
-"""Run the commands of a documentation page, and compare what they print.
+"""Run the commands of a documentation page and compare their output.
 
 A page runs in one bash, in an empty folder, from the first block to the last:
 
@@ -63,7 +63,7 @@ class Block:
     line: int
     commands: tuple[Command, ...]
     reason: str | None
-    """Why it is not run."""
+    """The reason why it is not run; "" if it is."""
 
 
 def blocks(page: str) -> Iterator[Block]:

@@ -19,7 +19,9 @@ NOT_RUN = {
     "docs/plugins.md": 1,  # installs a package
     "docs/remote.md": 3,  # servers
     "docs/scale.md": 3,  # a model of 70,000 tensors, several machines, clusters
+    "docs/sweep.md": 1,  # takes a minute
     "docs/transformers.md": 1,  # installs torch
+    "docs/vllm.md": 1,  # installs vLLM
 }
 """Blocks that are not run, for a reason that is given before each."""
 SLOW = {"docs/calibration.md", "docs/evaluate.md"}

@@ -1,4 +1,4 @@
-"""GGUF files made by hand for tests: a small valid one, and the means to break it.
+"""GGUF files written by hand for tests: a small valid one, and functions to corrupt it.
 
 Nothing here uses polyquant's writer.
 """

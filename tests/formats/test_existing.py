@@ -136,7 +136,7 @@ def test_unfinished_output_is_not_a_source(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["in place", "replaced", "in place, same mtime", "another file of it"])
-def test_a_source_that_changes_meanwhile(how, tmp_path):
+def test_a_source_that_changes_during_the_conversion(how, tmp_path):
     source = shutil.copytree(SOUND, tmp_path / "in")
     name = "config.json" if how == "another file of it" else "model.safetensors"
     made = pq.plan(source, "gguf")
@@ -161,7 +161,7 @@ def test_a_source_that_changes_meanwhile(how, tmp_path):
     assert names(tmp_path) == ["in"]
 
 
-def test_a_member_of_a_split_source_that_changes_meanwhile(tmp_path):
+def test_a_member_of_a_split_source_that_changes_during_the_conversion(tmp_path):
     pq.convert(SOUND, tmp_path / "m.gguf", shard_bytes=50_000)
     first, *_, last = sorted(tmp_path.glob("m-*.gguf"))
     made = pq.plan(first, "hf")

@@ -272,7 +272,7 @@ def test_layouts_have_no_findings(tensors, limit):
         assert len(found) == 1 or found[-1][1] - found[0][0] <= max(limit, 0)
 
 
-# ---------------------------------------------------------------- what leaves the folder, what is missing
+# ---------------------------------------------------------------- files outside the folder, missing files
 
 
 @pytest.fixture

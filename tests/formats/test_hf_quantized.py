@@ -110,7 +110,7 @@ def test_chatglm(tmp_path, bits, file):
         assert (miss <= 0.65 * scale).all()  # half a step, plus the error of its quantizer's half-precision division
 
 
-# ---------------------------------------------------------------- made by reference packers
+# ---------------------------------------------------------------- folders of reference packers
 
 
 def module(codes, zeros, scales, kind, **options):
@@ -192,7 +192,7 @@ def test_static_input_scales_are_dropped_with_a_note(tmp_path):
     assert any("2 static input scales are omitted" in note for note in checkpoint.notes)
 
 
-# ---------------------------------------------------------------- what cannot be read
+# ---------------------------------------------------------------- unsupported and broken folders
 
 
 ODD = [
@@ -389,7 +389,7 @@ def test_broken_8_bit_floats(tmp_path, said, change, error):
     assert "HF063" in codes_of(path)
 
 
-# ---------------------------------------------------------------- whatever headers say
+# ---------------------------------------------------------------- any header
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ QUANTO = {name.replace("weight._", "weight.__").replace("__", "_"): a for name, 
 GPTQ = {f"{UP}.{p}": a for p, a in packers.gptq(*packers.some_codes(0, 32, 64, 2, 4), 4).items()}
 POWERS = parts(weight=FP8, weight_scale_inv=np.ones((1, 1), np.uint8))
 
-SCHEMES = {  # name: (config, tensors, scheme, what the tensors alone betray)
+SCHEMES = {  # name: (config, tensors, scheme, the scheme recognised from the tensors alone)
     "modelopt fp8": (said("modelopt", quant_algo="FP8"), SCALED, "modelopt FP8", "8-bit floats with weight_scale"),
     "modelopt nvfp4": (said("modelopt", quant_algo="NVFP4"), NVFP4, "modelopt NVFP4", "ModelOpt nvfp4"),
     "mlx": ({"quantization": MLX4, "quantization_config": MLX4}, MLX, "MLX 4-bit affine, group 64",
@@ -97,7 +97,7 @@ def folder(path, tensors, config):
 
 
 def refused(path, scheme, code):
-    """Only looking works."""
+    """Everything except inspecting is refused."""
     uses = [
         lambda: open_checkpoint(path),
         lambda: polyquant.plan(path, "gguf", codec="f16"),
@@ -162,7 +162,7 @@ def test_opening_gives_stored_arrays_but_no_values(tmp_path, name):
                 w.dequantize()
 
 
-# ---------------------------------------------------------------- where else a scheme is said
+# ---------------------------------------------------------------- schemes declared elsewhere
 
 
 def test_modelopt_has_a_separate_file(tmp_path):
@@ -217,12 +217,12 @@ def test_mixed_formats_of_compressed_tensors(tmp_path):
 
 
 def test_scales_next_to_float_weights(tmp_path):
-    """Perhaps they are applied, perhaps not."""
+    """They may be applied already or not."""
     path = folder(tmp_path / "m", parts(weight=floats(32, 64), weight_scale_inv=floats(1, 1)), {})
     refused(path, "floats with weight_scale_inv", "HF065")
 
 
-# ---------------------------------------------------------------- what is no quantization
+# ---------------------------------------------------------------- unquantized models
 
 
 @pytest.mark.parametrize("config", [

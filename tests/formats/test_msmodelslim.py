@@ -1,4 +1,4 @@
-"""msModelSlim folders as the tool wrote them: every dialect opens, every layer decodes, nothing is found wrong."""
+"""msModelSlim folders as the tool wrote them: every dialect opens, every layer decodes, and no finding is reported."""
 
 import json
 import re

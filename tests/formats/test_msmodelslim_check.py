@@ -57,7 +57,7 @@ def drop(t):
 
 
 def gone(name):
-    """Out of the file and out of the description."""
+    """Removed from the file and from the description."""
 
     def change(folder):
         edit_tensor(folder, name, drop)
@@ -244,7 +244,7 @@ FOUND = {  # name: (folder, change, code, severity, text of the finding): open a
 
 
 def without_bias(folder):
-    """quant_bias as a converter writes it that forgets the layer's bias."""
+    """quant_bias as written by a converter that omits the layer's bias."""
 
     def change(tensors):
         sums = tensors[f"{K}.weight"].sum(1, dtype=np.int64)

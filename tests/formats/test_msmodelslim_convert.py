@@ -292,7 +292,7 @@ def test_asymmetric_codes_of_8_bits_become_floats_in_gguf_and_those_of_4_bits_q4
     assert report.error.rrmse < 5e-4  # the minimum of a block in half precision
 
 
-# ---------------------------------------------------------------- out of it
+# ---------------------------------------------------------------- from msModelSlim
 
 
 OUT = [
@@ -379,7 +379,7 @@ def with_tensors(source, change):
 
 @pytest.mark.parametrize("float_layers", [(), ("gate_proj", "up_proj"), ("up_proj",)])
 def test_a_duplicated_norm_with_different_values(tmp_path, float_layers):
-    """The document: norm.weight stays as it was for layers that stay float."""
+    """The document: norm.weight is unchanged for layers that stay float."""
 
     def change(tensors, description):
         tensors[f"{NORM}.weight"] = tensors[f"{NORM}.weight"] * np.float16(2)

@@ -148,7 +148,7 @@ def test_a_float_layer_after_a_smoothed_norm_is_smoothed_too(tmp_path):
     )
 
 
-# ---------------------------------------------------------------- how it is made
+# ---------------------------------------------------------------- the conversion
 
 
 def static(out: Path, **options: object) -> Path:
@@ -387,7 +387,7 @@ def test_via_v1_only_weight_scale_is_rounded(tmp_path, mode):
 
 
 def test_quantized_layers_copy_of_a_norm_is_kept(tmp_path):
-    """As the document has it: norm.weight is the unscaled one, for layers that stay float."""
+    """As the document specifies: norm.weight is the unscaled one, for layers that stay float."""
     start = with_config("v0/fp16/w8a8_m1", tmp_path / "start")
     (path,) = start.glob("*.safetensors")
     tensors, norm = load(start), "model.layers.0.input_layernorm"

@@ -129,7 +129,7 @@ def test_axes_of_a_folder_of_squares_come_from_the_schema(axes, tmp_path):
     assert any("by the schema" in note for note in opened.notes)
 
 
-# ---------------------------------------------------------------- other forms of the same
+# ---------------------------------------------------------------- incomplete folders, single files, metadata
 
 
 def test_missing_layers_and_wrong_indexes(tmp_path):
@@ -228,7 +228,7 @@ def test_signs_in_the_documents_form_are_repaired_too(tmp_path):
 
 
 def test_names_with_underscores_come_from_the_metadata(tmp_path):
-    """A name may hold __ itself."""
+    """A name may contain __."""
     folder = copy("v2_cuda", tmp_path)
     flat, odd = K_PROJ.replace(".", "__"), "model.layers.0.self__attn.k_proj.weight"
     for part in ("indices", "scales", "su", "sv"):

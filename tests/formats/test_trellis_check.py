@@ -285,7 +285,7 @@ def test_all_problems_are_reported_at_once(tmp_path):
     assert errors == {"TRL002": 1, "TRL020": 1, "TRL021": 1}
 
 
-# ---------------------------------------------------------------- what is not wrong, and what dialects do
+# ---------------------------------------------------------------- valid folders, and defects of dialects
 
 
 NOTES = {"TRL004", "TRL007", "TRL050"}

@@ -1,4 +1,4 @@
-"""Into a Trellis v3 folder, out of it, and through it: which tensors, which codes, which figures."""
+"""Conversions to, from and between Trellis folders: which tensors are quantized, their codes, the reported figures."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_different_options_are_a_requantization(folder, tmp_path):
     assert metadata(tmp_path / "b")["global_config"]["target_bits"] == 2
 
 
-# ---------------------------------------------------------------- out of it
+# ---------------------------------------------------------------- from Trellis
 
 
 @pytest.mark.parametrize("codec", ["f32", "bf16", None])

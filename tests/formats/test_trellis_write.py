@@ -1,4 +1,4 @@
-"""The layout of a Trellis v3 folder: names, sizes, shards, metadata, and the places of the errors to come."""
+"""The layout of a Trellis v3 folder: names, sizes, shards, metadata, and the slots for the errors."""
 
 from __future__ import annotations
 

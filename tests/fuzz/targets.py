@@ -1,6 +1,6 @@
 """Fuzz targets: the readers of everything untrusted, each as a function of bytes.
 
-`run` raises only PolyquantError for any input, and returns True if the input was accepted; what opens is
+`run` raises only PolyquantError for any input, and returns True if the input was accepted; an accepted input is
 validated and every tensor is read. The inputs of a folder's files are `NAME\\nCONTENT`: the file of that name is
 replaced in an otherwise valid folder. All are opened, checked and translated to the other naming scheme; one in PLANNED
 is planned or loaded too, and one in WHOLE also validated with its tensors, hashed and read.

@@ -35,6 +35,6 @@ def test_a_seed_gives_the_same_input_every_time(tmp_path):
 
 
 @pytest.mark.parametrize("subject", subjects(), ids=lambda p: p.name)
-def test_what_is_mutated_is_readable_before(subject):
+def test_unmutated_inputs_are_readable(subject):
     refused_by_design = ("expanded.bin", "old.bin")
     assert read_everything(subject) == (subject.name not in refused_by_design)

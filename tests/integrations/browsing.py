@@ -17,13 +17,13 @@ _PATIENCE = 30.0
 
 
 class Driver:
-    """What a test does with a browser."""
+    """The actions of a test in a browser."""
 
     def __init__(self, app: Browser, pilot: Pilot) -> None:
         self.app, self.pilot = app, pilot
 
     async def press(self, *keys: str) -> None:
-        """Press keys; after each, wait until the screen has what it asked for."""
+        """Press keys; after each, wait until the screen is up to date."""
         for key in keys:
             await self.pilot.press(key)
             await self.settled()

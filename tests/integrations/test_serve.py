@@ -1,4 +1,4 @@
-"""polyquant serve: the openai client against a real server process, and parts that a process cannot show in time."""
+"""polyquant serve: the openai client against a real server process, and tests of short-lived states."""
 
 from __future__ import annotations
 
@@ -365,11 +365,11 @@ def test_the_page_lists_the_limits(text, value):
     assert text.format(value) in (DOCS / "serve.md").read_text()
 
 
-# ---------------------------------------------------------------- the line
+# ---------------------------------------------------------------- the queue
 
 
 def waited(client, running, waiting):
-    """Until the server's line looks so."""
+    """Wait until the server's queue has this state."""
     for _ in range(500):
         health = client.get("/../health", cast_to=object)
         if (health["running"], health["waiting"]) == (running, waiting):
@@ -400,7 +400,7 @@ def test_disconnected_clients_and_a_full_queue(client):
     assert heard
     waited(client, False, 0)
 
-    # One that goes away while it waits gives its place back at once.
+    # A queued client that disconnects frees its place at once.
     with client.completions.create(**ask) as stream:
         next(iter(stream))
         request = post("completions", body := json.dumps(ask).encode(), JSON, f"Content-Length: {len(body)}")
@@ -572,7 +572,7 @@ def test_a_failed_step_drops_the_cache(model, monkeypatch):
     assert answers(engine, PROMPT)[0] == expected
 
 
-# ---------------------------------------------------------------- beginning and end
+# ---------------------------------------------------------------- start and exit
 
 
 def test_key_and_signal(folder):
@@ -624,7 +624,7 @@ def _status(client):
 
 
 class Wire(asyncio.Transport):
-    """A transport that notes when it is cut off."""
+    """A transport that records when it is closed."""
 
     aborted = False
 

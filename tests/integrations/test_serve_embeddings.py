@@ -200,7 +200,7 @@ def test_nan_weights_are_a_server_error(model, monkeypatch):
 
 
 def test_disconnecting_cancels_the_remaining_inputs(model):
-    """Every input is a turn of its own, and work is cancelled between turns."""
+    """Each input is a separate turn, and work is cancelled between turns."""
     events = list(Engine(model).vectors([[2, 5, 3]] * 3, None))
     assert [e if e is Turn.RUNNING else e[0] for e in events] == [0, Turn.RUNNING, 1, Turn.RUNNING, 2, Turn.RUNNING]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
 import math
+import re
 import signal
 import urllib.request
 
@@ -287,3 +290,60 @@ def test_wrong_keys_are_logged_and_metrics_need_one(model):  # noqa: F811
     access = Access("secret", None)
     records = handled(model, ("GET", "/metrics", None), ("GET", "/health", None), access=access)
     assert [(r["status"], r["error"]) for r in records] == [(401, "invalid_api_key"), (200, None)]
+
+
+# ---------------------------------------------------------------- the page
+
+
+def page_of(model, host, access):  # noqa: F811
+    found = {}
+
+    async def scene():
+        queue = Line(4)
+        app = create_app([Served("tiny", Engine(model), queue)], access)
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", host)], "query_string": b"",
+                 "root_path": ""}  # fmt: skip
+
+        async def receive():
+            await asyncio.Event().wait()
+
+        async def send(message):
+            found.setdefault("status", message.get("status"))
+            found.setdefault("headers", dict(message.get("headers", ())))
+            found["body"] = found.get("body", b"") + message.get("body", b"")
+
+        await app(scope, receive, send)
+        await queue.close()
+
+    asyncio.run(scene())
+    return found
+
+
+def test_the_page_needs_no_key_and_allows_its_own_script_only(model):  # noqa: F811
+    found = page_of(model, b"localhost:8080", Access("secret"))
+    assert found["status"] == 200 and found["headers"][b"content-type"].startswith(b"text/html")
+    policy = found["headers"][b"content-security-policy"].decode()
+    page = found["body"].decode()
+    for tag in ("script", "style"):
+        (inline,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}';" in policy
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert not re.findall(r"https?://|innerHTML|\son\w+=", page)
+    assert len(page) < 100_000
+
+
+def test_the_page_is_refused_to_other_hosts(model):  # noqa: F811
+    assert page_of(model, b"evil.example", Access())["status"] == 403
+
+
+def test_a_full_disk_loses_lines_of_the_log_with_one_warning(capsys):
+    from polyquant.cli.serve_command import _Lines
+
+    def full(line):
+        raise OSError(28, "No space left on device")
+
+    lines = _Lines(full)
+    lines("a")
+    lines("b")
+    assert capsys.readouterr().err == "warning: the request log cannot be written: No space left on device\n"

@@ -121,7 +121,7 @@ def linear(model):
     return model.get_submodule(LAYER.removesuffix(".weight"))
 
 
-# ---------------------------------------------------------------- what must work
+# ---------------------------------------------------------------- supported
 
 
 @needs_torch
@@ -343,7 +343,7 @@ def test_exl3_folders_are_converted_in_memory(tmp_path):
 @needs_torch
 @pytest.mark.slow
 def test_hub_cache_layout(model, tmp_path):
-    """Links to blobs, a name instead of a path, and a file that only the plugin asks for."""
+    """Links to blobs, a name instead of a path, and a file that only the plugin requests."""
     from polyquant.hf import load_trellis_model
 
     root = tmp_path / "models--org--tiny"
@@ -363,7 +363,7 @@ def test_hub_cache_layout(model, tmp_path):
         auto("org/tiny", **options)
 
 
-# ---------------------------------------------------------------- what must be refused
+# ---------------------------------------------------------------- refused
 
 
 @needs_torch
@@ -384,7 +384,7 @@ def test_without_the_plugin_there_are_no_random_weights(model, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["v3_seed_kn", "v3_seed_mm_headers", "v3_cuda_consolidated", "v3_migrated"])
 def test_folders_of_other_programs_give_no_random_layers(folder):
-    """Their config.json does not declare the quantization, so that the plugin is not asked."""
+    """Their config.json does not declare the quantization, so that the plugin is not called."""
     import transformers
 
     import polyquant.hf

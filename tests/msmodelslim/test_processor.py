@@ -1,4 +1,4 @@
-"""MSModelSlimWeightProcessor: what the document describes, on state dicts, against what the tool itself writes."""
+"""MSModelSlimWeightProcessor: the operations of the document on state dicts, compared with the tool's own output."""
 
 import json
 import re
@@ -138,7 +138,7 @@ def test_static_layers_equal_the_tools(mode, computed):
     given = dict(weights)
     for name, array in weights.items():
         if name.endswith("deq_scale") and array.dtype == np.int64:
-            given[name] = array.astype(np.uint32).view(np.float32)  # as another tool would hold it
+            given[name] = array.astype(np.uint32).view(np.float32)  # as another tool stores it
         if computed and name.endswith("quant_bias"):
             del given[name]
     processor = MSModelSlimWeightProcessor(given, quant_type=description["model_quant_type"])
@@ -218,11 +218,11 @@ def test_scales_of_the_cache():
         "l.k_proj.kv_cache_scale": [0, 1, 2],
         "l.k_proj.kv_cache_offset": [1, 2, 3],
     }
-    assert set(said) == {"model_quant_type", "kv_cache_type", *out}  # no name that is gone
+    assert set(said) == {"model_quant_type", "kv_cache_type", *out}  # no name of a removed tensor
     assert said["kv_cache_type"] == "C8"
 
 
-# ---------------------------------------------------------------- what does not fit
+# ---------------------------------------------------------------- mismatched parts
 
 
 def changed(part, array=None):

@@ -61,7 +61,7 @@ class Maybe:
         self.value = value
 
 
-# ---------------------------------------------------------------- the calls as they should be
+# ---------------------------------------------------------------- valid calls
 
 
 def packed(rows: int = 8, cols: int = 256) -> Any:
@@ -268,7 +268,7 @@ def members() -> list[str]:
     return sorted(found)
 
 
-# ---------------------------------------------------------------- the ways in which it should not
+# ---------------------------------------------------------------- invalid arguments
 
 
 def plain(arguments: tuple[Any, ...]) -> list[Any]:
@@ -276,7 +276,7 @@ def plain(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def new(cls: type) -> Any:
-    """An object without a constructor's work, as copy and pickle make them; None where the class forbids it."""
+    """An object created without its constructor, as by copy and pickle; None if the class forbids it."""
     try:
         return cls.__new__(cls)
     except TypeError:
@@ -326,7 +326,7 @@ TEXTS: list[Any] = [
 
 
 def arrays(a: np.ndarray) -> Iterator[Any]:
-    """Arrays that are not what `a` is."""
+    """Arrays that differ from `a` in type, shape or layout."""
     yield from ANY
     for dtype in (*"bBhHiIlLefdFDg?O", "S4", "V8", "M8[s]", [("x", "<f4")]):
         yield np.zeros(a.shape, dtype)

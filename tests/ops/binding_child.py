@@ -1,9 +1,9 @@
-"""Calls a binding in all the ways in which it should not be called, in a process that may die of it:
+"""Call a binding with every kind of invalid argument, in a process that may crash:
 
     python binding_child.py        one NAME a line of stdin: a function, `Class.method`, "every codec" or "over time"
 
 Each is called in a fork, which takes numpy and the extension from its parent. Prints one line of JSON for each: exit
-status, what the fork printed, and stderr, whose last line is the call that a dead fork was at.
+status, what the fork printed, and stderr, whose last line is the call at which a fork crashed.
 """
 
 from __future__ import annotations

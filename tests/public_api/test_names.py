@@ -1,4 +1,4 @@
-"""What `polyquant` exports: every name resolves, is documented, and is used by the typed example, which runs."""
+"""The names that `polyquant` exports: each resolves, is documented, and is used by the typed example, which runs."""
 
 from __future__ import annotations
 

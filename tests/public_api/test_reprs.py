@@ -1,4 +1,4 @@
-"""Values show themselves in one short line, and as bounded, escaped tables in a notebook."""
+"""The repr of a value is one short line, and as bounded, escaped tables in a notebook."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        assert not attrs
+        assert not attrs or (tag in ("th", "td") and attrs == [("style", "text-align:left")])
 
 
 def tags(page: str) -> list[str]:
@@ -99,6 +99,13 @@ def test_lists_are_tables():
     assert repr(pq.codecs()).splitlines()[1].split()[0] == "codec"
     assert tags(pq.formats()._repr_html_()).count("tr") == len(pq.formats()) + 1
     assert repr(pq.Findings()) == "0 findings"
+    assert tags(pq.Findings()._repr_html_()) == ["div", "strong"]
+
+
+def test_columns_of_numbers_are_aligned_to_the_right():
+    page = pq.codecs()._repr_html_()
+    assert '<th style="text-align:left">codec</th><th>bits per weight</th><th style="text-align:left">form</th>' in page
+    assert '<td style="text-align:left">q4_k</td><td>4.5</td>' in page
 
 
 def test_the_title_of_one_entry_is_singular():

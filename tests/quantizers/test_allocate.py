@@ -1,4 +1,4 @@
-"""Bits for each tensor: the least damage within the bytes."""
+"""Bits for each tensor: the smallest total error within a budget of bytes."""
 
 import itertools
 

@@ -11,7 +11,7 @@ from polyquant.quantizers.gptq import quantize_gptq, searched_grid
 
 
 def case(seed, n=64, k=256, tokens=600):
-    """A weight and the Hessian of inputs that depend on one another, as those of language models do."""
+    """A weight and the Hessian of correlated inputs, as in language models."""
     rng = np.random.default_rng(seed)
     mix = rng.standard_normal((k, k)) * np.linspace(2, 0.02, k) ** 2
     x = rng.standard_normal((tokens, k)) @ mix.T

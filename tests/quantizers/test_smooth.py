@@ -13,7 +13,7 @@ def test_scale_is_the_ratio_of_powers_and_never_too_small():
 
 
 def test_heads_that_share_values_use_their_mean():
-    scale = np.arange(8, dtype=np.float32)  # four heads of two numbers, two for each head of values
+    scale = np.arange(8, dtype=np.float32)  # four query heads of size two, two for each value head
     spread, values = shared_by_heads(scale, 2, 2)
     np.testing.assert_array_equal(values, [1, 2, 5, 6])
     np.testing.assert_array_equal(spread, [1, 2, 1, 2, 5, 6, 5, 6])

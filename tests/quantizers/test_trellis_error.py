@@ -1,4 +1,4 @@
-"""The error of trellis codes on unit Gaussian numbers: the figures that a change must not lose."""
+"""The error of trellis codes on unit Gaussian values: figures that must not get worse."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_mean_squared_error(bits, weight):
 @pytest.mark.skipif(native.lib() is None, reason="the numpy encoder would take minutes")
 @pytest.mark.parametrize("bits", [5, 6, 7, 8])
 def test_more_bits_lower_the_error_also_for_large_values(bits, weight):
-    """Each bit takes off most of three quarters; a number beyond the codebook would show."""
+    """Each bit removes almost three quarters of the error; a value beyond the codebook would be noticed."""
     w = weight[:32, :512].copy()
     w[3, 7] = 5.5
     errors = []

@@ -1,4 +1,4 @@
-"""`polyquant.report`: its rows and figures are those of the page, and figures stand alone."""
+"""`polyquant.report`: its rows and figures are those of the page, and a figure is complete without the page."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 import polyquant as pq
 from golden import VECTORS
+from polyquant.analysis.report import charts
 from polyquant.errors import PlanError, UnknownNameError
 
 pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
@@ -102,9 +103,25 @@ def test_the_first_path_is_the_reference(folder):
         pq.report([])
 
 
+def test_progress_covers_the_evaluation(folder):
+    events: list[pq.Progress] = []
+    path = folder / "tiny-q8_0.gguf"
+    pq.report(path, against=SOURCE, text=folder / "text.txt", tokens=300, histograms=0, on_progress=events.append)
+    shares = [event.done / event.total for event in events]
+    assert shares == sorted(shares) and shares[-1] == 1.0
+    assert 0.5 in shares  # between comparing and evaluating
+
+
 def test_without_the_package_the_specification_is_shown(report, monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     figure = report.figure("size_against_error")
     assert figure._repr_mimebundle_().keys() == {"application/vnd.vegalite.v5+json", "text/plain"}
     with pytest.raises(pq.UnsupportedError, match=re.escape("polyquant[report]")):
         figure.svg()
+
+
+def test_labels_of_models_of_equal_size_do_not_overlap():
+    sides = charts._label_sides([100, 200, 200, 201, 300], [0.5, 0.3, 0.1, 0.2, 0.05])
+    assert sides == ["above", "right", "right", "left", "above"]
+    assert charts._label_sides([7], [0.1]) == ["above"]
+    assert charts._label_sides([7, 7], [0.1, 0.1]) == ["right", "left"]

@@ -72,7 +72,7 @@ def test_a_model_that_another_beats_in_size_and_error_is_not_efficient(report):
     assert labels - report.efficient == {"tiny-wasteful.gguf"}
 
 
-def test_labels_are_distinct_and_say_something(tmp_path):
+def test_labels_are_distinct_and_informative(tmp_path):
     for name in ("a/hf", "b/hf"):
         shutil.copytree(SOURCE, tmp_path / name)
     found = gather(tmp_path / "a/hf", [tmp_path / "b/hf"])
@@ -105,7 +105,7 @@ def test_layer_and_kind(name, place):
     assert layer_and_kind(name) == place
 
 
-def test_labels_in_the_chart_leave_out_what_is_common():
+def test_labels_in_the_chart_omit_the_common_part():
     assert charts._short(["m-q4_k.gguf", "m-q8_0.gguf"]) == ["q4_k", "q8_0"]
     assert charts._short(["a/q4.gguf", "b/q4.gguf"]) == ["a", "b"]
     assert charts._short(["x.gguf", "x-2.gguf"]) == ["x.gguf", "x-2.gguf"]

@@ -187,7 +187,7 @@ def test_a_base_model_does_not_chat(tmp_path):
 
 
 def test_without_the_package(monkeypatch):
-    monkeypatch.setattr("polyquant.runtime.chat.find_spec", lambda name: None)
+    monkeypatch.setattr("polyquant.runtime.limited.find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"pip install 'polyquant\[run\]'"):
         render("x", {})
 

@@ -19,7 +19,7 @@ MODULES = [{"idx": i, "path": "1_Pooling" if k == "Pooling" else "", "type": f"s
            for i, k in enumerate(("Transformer", "Pooling", "Normalize"))]  # fmt: skip
 
 
-def says(folder, pooling, *, normalize=True, modules=None):
+def configured(folder, pooling, *, normalize=True, modules=None):
     """A folder as sentence-transformers writes one."""
     folder.joinpath("modules.json").write_text(json.dumps(modules or MODULES[: 3 if normalize else 2]))
     (folder / "1_Pooling").mkdir(exist_ok=True)
@@ -43,7 +43,7 @@ def bert(tmp_path):
 )
 @pytest.mark.parametrize("normalize", [False, True])
 def test_pooling_defaults_to_the_models(bert, said, of, normalize):
-    model = pq.load(says(bert, said, normalize=normalize))
+    model = pq.load(configured(bert, said, normalize=normalize))
     wanted = of(model.states(TOKENS))
     wanted = wanted / np.linalg.norm(wanted) if normalize else wanted
     np.testing.assert_allclose(model.embed(TOKENS), wanted[None], rtol=0, atol=1e-6)
@@ -104,12 +104,12 @@ def test_a_model_without_declared_pooling(bert):
 def test_unsupported_modules_and_poolings(bert):
     dense = [*MODULES[:2], {"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}]
     with pytest.raises(UnsupportedError, match="Dense"):
-        pq.load(says(bert, {"pooling_mode_mean_tokens": True}, modules=dense)).embed(TOKENS)
+        pq.load(configured(bert, {"pooling_mode_mean_tokens": True}, modules=dense)).embed(TOKENS)
     with pytest.raises(UnsupportedError, match="pooling"):
-        pq.load(says(bert, {"pooling_mode_max_tokens": True})).embed(TOKENS)
+        pq.load(configured(bert, {"pooling_mode_max_tokens": True})).embed(TOKENS)
     with pytest.raises(InputError, match=r"modules\.json"):
-        pq.load(says(bert, {"pooling_mode_mean_tokens": True}, modules=[3])).embed(TOKENS)
-    says(bert, {"pooling_mode_mean_tokens": True})
+        pq.load(configured(bert, {"pooling_mode_mean_tokens": True}, modules=[3])).embed(TOKENS)
+    configured(bert, {"pooling_mode_mean_tokens": True})
     pq.convert(bert, bert.parent / "x.gguf", to="gguf", codec="f32")
     pq.edit(bert.parent / "x.gguf", set={"bert.pooling_type": 4})
     with pytest.raises(UnsupportedError, match="found 4"):
@@ -137,7 +137,7 @@ def test_a_decoder_with_a_pooling(tmp_path):
     """As Qwen3-Embedding: the last token's state, of length 1; GGUF and the folder made from it keep the pooling."""
     folder = tmp_path / "model"
     shutil.copytree(demo_model("llama"), folder)
-    says(folder, {"pooling_mode_lasttoken": True})
+    configured(folder, {"pooling_mode_lasttoken": True})
     model = pq.load(folder)
     ids = model.tokenizer.encode("In the beginning")
     wanted = unit(model.session().states(ids)[-1])
@@ -152,7 +152,7 @@ def test_a_decoder_with_a_pooling(tmp_path):
 def test_a_pooling_unknown_to_gguf_still_converts(tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(demo_model("llama"), folder)
-    says(folder, {"pooling_mode_weightedmean_tokens": True})
+    configured(folder, {"pooling_mode_weightedmean_tokens": True})
     assert any("pooling" in w for w in pq.plan(folder, to="gguf").warnings)
     with pytest.raises(UnsupportedError, match="does not specify"):
         pq.load(demo_model("llama")).embed("a")

@@ -226,7 +226,7 @@ def test_ids_need_no_tokenizer(llama, monkeypatch):
             call()
 
 
-# ---------------------------------------------------------------- what is refused before any work
+# ---------------------------------------------------------------- options that are refused before any work
 
 WRONG = {
     "empty ids": ([], {}, "the prompt is empty"),

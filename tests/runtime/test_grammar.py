@@ -12,6 +12,7 @@ import pytest
 import polyquant as pq
 from polyquant.analysis.demo import demo_model
 from polyquant.errors import InputError, UnsupportedError
+from polyquant.runtime import grammar
 from polyquant.runtime.generate import generate
 from polyquant.runtime.grammar import ANY_OBJECT, Grammars
 from polyquant.runtime.sampling import Sampling
@@ -74,16 +75,44 @@ UNSUPPORTED = {
     "itself": ({"$ref": "#"}, "not supported"),
     "alternatives": ({"allOf": [{"anyOf": [{"properties": {f"{i}{k}": {}}, "required": [f"{i}{k}"]}
                                            for i in range(6)]} for k in range(6)]}, "too large"),
+    "references": ({"$defs": {f"d{i}": {"properties": {"x": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(900)}
+                    | {"d900": {}}, "$ref": "#/$defs/d0"}, "too complex"),
+    "patterns": ({"patternProperties": {f"^a{i}b*$": {} for i in range(600)}, "additionalProperties": False},
+                 "too complex"),
     "no value": ({"type": "integer", "minimum": 5, "maximum": 4}, "not supported"),
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def checked():
+    model = pq.load(demo_model("llama"))
+    return Grammars(model.tokenizer, model.vocab)
+
+
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_unsupported_schemas_are_one_line_errors(name, grammars):
+def test_unsupported_schemas_are_one_line_errors(name, checked):
     schema, words = UNSUPPORTED[name]
     with pytest.raises(UnsupportedError, match=words) as caught:
-        grammars.json(schema)
+        checked.json(schema)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_schemas_are_compiled_once(grammars, monkeypatch):
+    first = grammars.json({"type": "null"})
+    first.accept(int(np.flatnonzero(first.allowed())[0]))
+    monkeypatch.setattr(grammar, "run_limited", None)
+    again = grammars.json({"type": "null"})
+    assert (again.allowed() != first.allowed()).any()
+    with pytest.raises(TypeError):
+        grammars.json({"type": "boolean", "description": "another"})
+
+
+def test_a_few_compiled_schemas_are_kept(model, monkeypatch):
+    monkeypatch.setattr(grammar, "_KEPT", 2)
+    found = Grammars(model.tokenizer, model.vocab)
+    for name in "abac":
+        found.json({"const": name})
+    assert [json.loads(text)["const"] for text in found._compiled] == ["a", "c"]
 
 
 def test_large_schemas_are_rejected(grammars):
@@ -91,7 +120,7 @@ def test_large_schemas_are_rejected(grammars):
         grammars.json({"enum": ["x" * 70_000]})
 
 
-def test_without_llguidance_a_hint(grammars, monkeypatch):
+def test_without_llguidance_a_hint(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'polyquant\[serve\]'"):
-        grammars.json(ANY_OBJECT)
+        Grammars(model.tokenizer, model.vocab).json(ANY_OBJECT)

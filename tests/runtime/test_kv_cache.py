@@ -1,4 +1,4 @@
-"""KV cache: chunking of the text does not matter, rewinding forgets, and memory grows with the text."""
+"""KV cache: chunking does not matter, rewinding discards tokens, and memory grows with their number."""
 
 from pathlib import Path
 

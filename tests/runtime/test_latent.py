@@ -1,4 +1,4 @@
-"""Latent attention: what its cache holds, and its formula with a key and a value for each head, as it was trained."""
+"""Latent attention: the contents of its cache, and its formula with keys and values for each head, as in training."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_scale():
 
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
 def test_files_from_before_the_split(name, tmp_path):
-    """llama.cpp's converter of 2024 left kv_b_proj whole, and described the heads of its keys."""
+    """llama.cpp's converter of 2024 did not split kv_b_proj, and wrote the size of its key heads."""
     gguf = tmp_path / "new.gguf"
     pq.convert(MODELS / name, gguf, to="gguf", codec="bf16")
     wanted = load(gguf).logits([3, 1, 4, 1, 5])

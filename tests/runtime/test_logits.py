@@ -90,7 +90,7 @@ def test_bitnet_of_every_container(path, engine):
     found = logits(VECTORS / path, "float", **BITNETS[path])
     if "_bitlinear" in path:  # its scale is 1 / mean|w| in bf16, the target's mean|w| in bf16
         assert distance(found, target["hf_torch__ternary_floatact__relu2"]) < 0.003
-    elif "-tl" in path:  # these files hold the scale as it was before bf16, and so did ik_llama.cpp's
+    elif "-tl" in path:  # these files store the scale before rounding to bf16, as ik_llama.cpp did
         assert distance(found, target["ik_llama__b158_f32"]) < 0.001
     else:
         np.testing.assert_allclose(found, target["hf_torch__ternary_floatact__relu2"], rtol=0, atol=1e-4)

@@ -191,7 +191,7 @@ def test_windows_may_have_a_separate_rope_base():
 
 
 def test_a_prompt_that_grows_past_the_original_context(tmp_path):
-    """As if it had come at once, and again after it was cut."""
+    """Equal to a prompt given at once, and again after truncation."""
     folder = shutil.copytree(VECTORS / "architectures/phi3", tmp_path / "phi3")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config |= {"original_max_position_embeddings": 16, "max_position_embeddings": 64}

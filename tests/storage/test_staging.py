@@ -117,7 +117,7 @@ def test_an_early_error_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_run_is_taken_up_where_it_stopped(tmp_path):
+def test_a_killed_run_is_resumed(tmp_path):
     dst = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt), staged(dst, layout(), "job") as s:
         fill(s, "a")
@@ -338,7 +338,7 @@ def test_long_names_and_names_that_are_not_utf8(tmp_path):
         assert dst.read_bytes() == WHOLE and not work.exists()
 
 
-def test_names_that_begin_alike_do_not_share_work(tmp_path):
+def test_names_with_a_common_prefix_do_not_share_work(tmp_path):
     first = interrupted(tmp_path / ("x" * 250 + "1"), "a")
     with staged(tmp_path / ("x" * 250 + "2"), layout(), "job") as s:
         fill(s, "a", "b")

@@ -352,7 +352,7 @@ def test_a_plugin_that_raises_is_one_line_with_its_package(raising, tmp_path, ar
     assert not (tmp_path / "out.gguf").exists()
 
 
-def test_other_commands_go_on_working_next_to_a_plugin_that_raises(raising, tmp_path):
+def test_other_commands_keep_working_with_a_plugin_that_raises(raising, tmp_path):
     skipped = "polyquant: the plugin 'described' is skipped: its options cannot be read: ZeroDivisionError: options"
     for arguments in (
         ("inspect", LLAMA),

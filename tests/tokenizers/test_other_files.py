@@ -1,4 +1,4 @@
-"""tekken.json, and vocab.json with merges.txt: read as the tokenizer.json that they amount to."""
+"""tekken.json, and vocab.json with merges.txt: read as the equivalent tokenizer.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer that comes back from GGUF's words encodes like the one that went in."""
+"""A tokenizer read back from GGUF metadata encodes like the original."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def test_broken_metadata(wrong):
 
 
 def test_metadata_that_contradicts_itself():
-    """Merges of unknown pieces, ids beyond the end, repeated tokens: the file that comes out still loads."""
+    """Merges of unknown pieces, ids beyond the end, repeated tokens: the written file still loads."""
     metadata = {
         "model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b", "ab", "a"], "merges": ["a b", "b c", "nothing", ""],
         "bos_token_id": 9,
@@ -347,4 +347,4 @@ def test_chatglm_appends_its_special_tokens_to_the_pieces(tmp_path):
     assert core.encode("a sophomore", add_special_tokens=False).ids == plain
     assert core.decode([n + 1, *plain]) == core.decode(plain)
     in_gguf, _, _ = there_and_back(found)
-    assert in_gguf.encode("a sophomore").ids == plain  # which has no word for the prefix
+    assert in_gguf.encode("a sophomore").ids == plain  # which has no token for the prefix

@@ -195,7 +195,7 @@ def test_unused_embedding_rows_decode_to_nothing(demo):
     assert demo.decode([5000]) == "" and stream.push(5000) == "" and stream.push(74) == "h"
 
 
-# ---------------------------------------------------------------- what the files say
+# ---------------------------------------------------------------- settings of the files
 
 
 def shell(**changes: object) -> dict:
@@ -268,7 +268,7 @@ def test_truncation_and_padding_are_disabled(tmp_path):
     assert len(open_tokenizer(folder(tmp_path, shell(truncation=cut))).encode("a b c d e f")) > 2
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refused tokenizers
 
 REFUSED = {
     "nothing": (lambda p: folder(p, None), "neither tokenizer.json nor tokenizer.model"),

@@ -1,4 +1,4 @@
-"""Unigram models there and back: ids as the Hugging Face tokenizer gives them, and as the best sum of scores."""
+"""Round trips of Unigram models: ids of the Hugging Face tokenizer, and of the best sum of scores."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_ids_round_trip(collapse, prefix, tmp_path):
     again = back(found)
     assert again.get_vocab() == made.get_vocab()
     if collapse and not prefix:
-        return  # llama.cpp puts a space in front all the same
+        return  # llama.cpp adds a leading space nevertheless
     for text in TEXTS:
         # If the text itself contains ▁, the file adds none in front, llama.cpp does.
         if (text.strip() or not prefix) and not (collapse and "▁" in text):

@@ -1,4 +1,4 @@
-"""WordPiece there and back: ids as the Hugging Face tokenizer gives them, and as llama.cpp's own algorithm does."""
+"""Round trips of WordPiece: ids of the Hugging Face tokenizer, and of llama.cpp's algorithm."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_runs_from_its_vocab_txt_and_from_gguf(tmp_path, both):
         opened = open_tokenizer(checkpoint)
         assert opened.encode("Hello, Größe") == made.encode("Hello, Größe").ids
         assert opened.encode("he", add_special=False) == made.encode("he", add_special_tokens=False).ids
-    old = metadata | {"tokenizer.ggml.cls_token_id": 2}  # the id has had another name
+    old = metadata | {"tokenizer.ggml.cls_token_id": 2}  # the id had a different name
     del old["tokenizer.ggml.bos_token_id"]
     assert vocabulary.from_metadata(old).around() == ((2,), (3,))
 

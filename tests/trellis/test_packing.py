@@ -1,4 +1,4 @@
-"""Indices <-> bytes with their header byte, against the packer that the format comes from."""
+"""Indices <-> bytes with their header byte, compared with the format's original packer."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ from polyquant.formats.progress import shows_progress
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
 from polyquant.storage.one_file import write_file
+from polyquant.storage.targets import refuse_missing_folder
 from polyquant.tables import Row, Table
 from polyquant.types import Checkpoint
 
@@ -226,8 +227,7 @@ def _logit_findings(ran: LogitCheck, check: TensorCheck, *, requested: bool) -> 
 def refuse_output(path: str | os.PathLike[str]) -> None:
     """Raise PlanError if something other than a certificate exists at `path`, or its folder does not."""
     where = Path(path)
-    if not where.parent.is_dir():
-        raise PlanError("the folder of the certificate does not exist", file=where)
+    refuse_missing_folder(where)
     if where.is_dir():
         raise PlanError("is a folder, not a file to write", file=where)
     if where.exists():

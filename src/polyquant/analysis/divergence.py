@@ -30,7 +30,7 @@ from polyquant.runtime.scoring import log_sum_exp, pieces, steps
 from polyquant.runtime.windows import Window
 from polyquant.types import F32
 
-__all__ = ["Pair", "Scores", "compare_windows"]
+__all__ = ["Pair", "Scores", "compare_logits", "compare_windows"]
 
 F64: TypeAlias = NDArray[np.float64]
 Errors: TypeAlias = tuple[ErrorSums, ErrorSums]
@@ -124,6 +124,13 @@ def _compare(
     q, p = pair.model.decoder.logits(model), pair.reference.decoder.logits(reference)  # [n, vocab]
     if layers:
         _add(layers, -1, p, q, pair.model.decoder.logits(reference))
+    return compare_logits(q, p, targets)
+
+
+def compare_logits(q: F32, p: F32, targets: NDArray[np.int64]) -> tuple[F64, F64, F64, NDArray[np.bool_]]:
+    """Logits [n, vocab] of model and reference, both overwritten, and the n tokens that follow -> log p of those in
+    both, divergence, agreement.
+    """
     rows = np.arange(len(targets))
     agree = q.argmax(-1) == p.argmax(-1)
     log_q, log_p = log_sum_exp(q), log_sum_exp(p)

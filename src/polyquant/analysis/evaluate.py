@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +24,18 @@ from polyquant.runtime.text import read_text, text_tokens
 from polyquant.runtime.windows import Window, halves, sliding
 from polyquant.tables import Row, Table, size
 
-__all__ = ["Divergence", "Evaluation", "LayerError", "Mean", "Score", "evaluate"]
+__all__ = [
+    "Divergence",
+    "Evaluation",
+    "LayerError",
+    "Mean",
+    "Score",
+    "context_of",
+    "divergence_of",
+    "evaluate",
+    "score_of",
+    "scored_bytes",
+]
 
 DEFAULT_CONTEXT = 512
 
@@ -235,18 +246,18 @@ def evaluate(
     if against is not None:
         other = load(against, activations=activations, cache=cache, ternary_layout=against_layout, tile=tile)
         _same_vocabulary(model, other)
-    context = _context(context, model if other is None else min(model, other, key=lambda m: m.context))
+    context = context_of(context, model if other is None else min(model, other, key=lambda m: m.context))
     ids, bos = text_tokens(model, words, tokens)
     windows = list(halves(ids, context, bos) if stride is None else sliding(ids, context, stride, bos))
     watch = _Watch(on_progress, sum(w.stop - w.start for w in windows))
-    text_bytes = sum(_bytes(model, ids, w) for w in windows)
+    text_bytes = scored_bytes(model, ids, windows)
     theirs, divergence = None, None
     if other is None:
-        mine = _score(model, _alone(model, windows, watch), text_bytes)
+        mine = score_of(model, _alone(model, windows, watch), text_bytes)
     else:
         scores = compare_windows(Pair(model, other), windows, watch)
-        mine, theirs = _score(model, scores.model, text_bytes), _score(other, scores.reference, text_bytes)
-        divergence = _divergence(scores)
+        mine, theirs = score_of(model, scores.model, text_bytes), score_of(other, scores.reference, text_bytes)
+        divergence = divergence_of(scores)
     return Evaluation(
         text=str(text),
         method="halves" if stride is None else "sliding",
@@ -260,7 +271,7 @@ def evaluate(
     )
 
 
-def _context(requested: int | None, narrowest: Model) -> int:
+def context_of(requested: int | None, narrowest: Model) -> int:
     """Tokens per window. Raises InputError for more than both models support, or too few to score."""
     context = min(DEFAULT_CONTEXT, narrowest.context) if requested is None else requested
     if not 4 <= context <= narrowest.context:
@@ -271,6 +282,11 @@ def _context(requested: int | None, narrowest: Model) -> int:
             found=context,
         )
     return context
+
+
+def scored_bytes(model: Model, ids: NDArray[np.int64], windows: Sequence[Window]) -> int:
+    """UTF-8 bytes of the scored tokens of all windows."""
+    return sum(_bytes(model, ids, w) for w in windows)
 
 
 def _bytes(model: Model, ids: NDArray[np.int64], window: Window) -> int:
@@ -332,7 +348,8 @@ def _alone(model: Model, windows: list[Window], watch: _Watch) -> NDArray[np.flo
     return np.concatenate(out)
 
 
-def _score(model: Model, logs: NDArray[np.float64], text_bytes: int) -> Score:
+def score_of(model: Model, logs: NDArray[np.float64], text_bytes: int) -> Score:
+    """The score of a model. logs: log p of each scored token in nats; text_bytes: their UTF-8 bytes."""
     checkpoint = model.checkpoint
     return Score(
         path=str(checkpoint.path),
@@ -347,7 +364,8 @@ def _score(model: Model, logs: NDArray[np.float64], text_bytes: int) -> Score:
     )
 
 
-def _divergence(scores: Scores) -> Divergence:
+def divergence_of(scores: Scores) -> Divergence:
+    """The means and extremes of the scores."""
     return Divergence(
         log_ratio=Mean.of(scores.reference - scores.model),
         kl=Mean.of(scores.divergence),

@@ -39,6 +39,7 @@ COMMANDS = {
     "run": "Continue a prompt, or chat.",
     "embed": "Compute embeddings with an embedding model.",
     "eval": "Measure perplexity; with --against, KL divergence and layer errors.",
+    "sweep": "Quantize a model in many ways, measure each, recommend one.",
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "edit": "Change GGUF metadata; tensor data is not touched.",
     "repair": "Write a repaired copy of an msModelSlim folder.",

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
 from polyquant.analysis.architectures import known_architectures
-from polyquant.cli.console import as_json, json_option, table
-from polyquant.cli.terminal import say
+from polyquant.cli.console import json_option, show_records
 
 
 @click.command(
@@ -21,11 +18,6 @@ Examples:
 def architectures(style: str) -> None:
     """List model architectures. All convert between Hugging Face and GGUF; the table shows which of them run here."""
     known = known_architectures()
-    if style == "json":
-        as_json([asdict(k) for k in known])
-        return
-    rows = table("=Hugging Face class", "GGUF", "runs", "traits")
-    for k in known:
-        rows.add_row(k.class_name, k.name, "yes" if k.runs else "-", ", ".join(k.traits))
-    rows.show()
-    say(f"{len(known)} architectures convert both ways, {sum(k.runs for k in known)} of them run")
+    rows = ((k.class_name, k.name, "yes" if k.runs else "-", ", ".join(k.traits)) for k in known)
+    total = f"{len(known)} architectures convert both ways, {sum(k.runs for k in known)} of them run"
+    show_records(known, style, ("=Hugging Face class", "GGUF", "runs", "traits"), rows, [total])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
 from polyquant.analysis.catalogue import codecs as listed_codecs
-from polyquant.cli.console import as_json, json_option, table
-from polyquant.cli.terminal import say, width
+from polyquant.cli.console import json_option, show_records
+from polyquant.cli.terminal import width
 
 _WIDE = 120
 """Terminal width from which descriptions are shown."""
@@ -28,13 +26,10 @@ def codecs(style: str) -> None:
     --rule of `polyquant convert`.
     """
     every = listed_codecs()
-    if style == "json":
-        as_json([asdict(info) for info in every])
-        return
-    described = width() >= _WIDE
-    rows = table("=codec", ">bpw", "=form", "formats", *(["description"] if described else []))
-    for info in every:
-        bpw = "-" if info.bpw is None else f"{info.bpw:.4g}"
-        rows.add_row(info.name, bpw, info.form, info.held_by, *([info.about] if described else []))
-    rows.show()
-    say(f"{len(every)} codecs, {sum(bool(info.written_by) for info in every)} of them writable")
+    columns = ("=codec", ">bpw", "=form", "formats", "description")[: 5 if width() >= _WIDE else 4]
+    rows = (
+        (info.name, "-" if info.bpw is None else f"{info.bpw:.4g}", info.form, info.held_by, info.about)[: len(columns)]
+        for info in every
+    )
+    writable = sum(bool(info.written_by) for info in every)
+    show_records(every, style, columns, rows, [f"{len(every)} codecs, {writable} of them writable"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from polyquant.errors import printable
 from polyquant.tables import size
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from polyquant.formats.steps import Progress as ProgressEvent
 
 _NARROWEST = 8
@@ -30,6 +33,7 @@ __all__ = [
     "json_option",
     "paragraph",
     "progress",
+    "show_records",
     "size",
     "table",
     "tensor_name",
@@ -107,6 +111,25 @@ def tensor_name(name: str, most: int = 34) -> str:
 def table(*columns: str) -> Table:
     """An empty table; a column that starts with '>' is right-aligned, and one that starts with '=' does not wrap."""
     return Table(columns)
+
+
+def show_records(
+    records: Iterable[DataclassInstance],
+    style: str,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    last: Iterable[str],
+) -> None:
+    """Print rows as a table and the last lines; with --format json all fields of the records instead."""
+    if style == "json":
+        as_json([asdict(record) for record in records])
+        return
+    shown = table(*columns)
+    for row in rows:
+        shown.add_row(*row)
+    shown.show()
+    for line in last:
+        say(line)
 
 
 def paragraph(*pieces: str) -> None:

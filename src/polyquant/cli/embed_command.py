@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from polyquant.runtime.load import load
 from polyquant.runtime.text import read_text
 from polyquant.storage.claims import settle_all
 from polyquant.storage.one_file import write_file
+from polyquant.storage.targets import refuse_present
 from polyquant.types import F32
 
 _LOADING = ("activations", "threads", "context", "ternary_layout", "tile")
@@ -134,7 +134,9 @@ def _npy(embeddings: F32) -> bytes:
 def _refuse_existing(target: Path, *, overwrite: bool) -> None:
     """Raise PlanError for a target that exists, or that --overwrite does not replace: a link, folder or device."""
     settle_all(target.absolute())
-    if not overwrite and os.path.lexists(target):
-        raise PlanError("target exists", file=target, hint="choose another name, or pass --overwrite")
-    if os.path.lexists(target) and not stat.S_ISREG(target.lstat().st_mode):
+    refuse_present(target, overwrite=overwrite, check=_refuse_irregular)
+
+
+def _refuse_irregular(target: Path) -> None:
+    if not stat.S_ISREG(target.lstat().st_mode):
         raise PlanError("is not a regular file and is not overwritten", file=target, hint="choose another name")

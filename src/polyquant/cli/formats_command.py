@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 import click
 
+from polyquant.analysis.catalogue import FormatInfo
 from polyquant.analysis.catalogue import formats as listed_formats
-from polyquant.cli.console import as_json, json_option, table
-from polyquant.cli.terminal import say, width
+from polyquant.cli.console import json_option, show_records
+from polyquant.cli.terminal import width
 
 
 @click.command(
@@ -26,25 +26,25 @@ def formats(style: str) -> None:
     The name is what --to takes; `polyquant convert --help` explains the options of each format.
     """
     every = listed_formats()
-    if style == "json":
-        as_json([asdict(info) for info in every])
-        return
-    rows = table("=format", "files", ">reads", ">writes")
-    for info in every:
-        writes = str(len(info.writes)) if info.writes else "yes" if info.writable else "-"
-        rows.add_row(info.name, info.files or "-", str(len(info.reads)), writes)
-    rows.show()
-    for info in every:
-        only = [name for name in info.reads if name not in info.writes]
-        say("")
-        _wrapped(f"{info.name} reads and writes: {_families(info.writes)}")
-        if only:
-            _wrapped(f"{info.name} reads: {_families(only)}")
+    rows = (
+        (info.name, info.files or "-", str(len(info.reads)),
+         str(len(info.writes)) if info.writes else "yes" if info.writable else "-")
+        for info in every
+    )  # fmt: skip
+    show_records(every, style, ("=format", "files", ">reads", ">writes"), rows, _codecs_of(every))
 
 
-def _wrapped(text: str) -> None:
-    for line in wrap(text, width(), subsequent_indent="  "):
-        say(line)
+def _codecs_of(every: Sequence[FormatInfo]) -> Iterator[str]:
+    """Lines with the codecs of each format, as wide as the terminal."""
+    for info in every:
+        yield ""
+        yield from _wrapped(f"{info.name} reads and writes: {_families(info.writes)}")
+        if only := [name for name in info.reads if name not in info.writes]:
+            yield from _wrapped(f"{info.name} reads: {_families(only)}")
+
+
+def _wrapped(text: str) -> list[str]:
+    return wrap(text, width(), subsequent_indent="  ")
 
 
 def _families(names: Sequence[str]) -> str:

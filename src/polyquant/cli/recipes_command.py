@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
 from polyquant.analysis.catalogue import recipes as listed_recipes
-from polyquant.cli.console import as_json, json_option, table
-from polyquant.cli.terminal import say
+from polyquant.cli.console import json_option, show_records
 
 
 @click.command(
@@ -24,12 +21,9 @@ def recipes(style: str) -> None:
     A recipe assigns a codec to each tensor. A .toml file of the same form can be used instead of a name.
     """
     every = listed_recipes()
-    if style == "json":
-        as_json([asdict(info) for info in every])
-        return
-    rows = table("=recipe", ">bits per weight", "=most matrices", "others")
-    for info in every:
-        others = ", ".join(name for name in info.codecs if name != info.base)
-        rows.add_row(info.name, f"{info.bpw:.2f}", info.base, others or "-")
-    rows.show()
-    say(f"{len(every)} recipes; bits per weight of an 8B Llama 3")
+    rows = (
+        (info.name, f"{info.bpw:.2f}", info.base, ", ".join(n for n in info.codecs if n != info.base) or "-")
+        for info in every
+    )
+    columns = ("=recipe", ">bits per weight", "=most matrices", "others")
+    show_records(every, style, columns, rows, [f"{len(every)} recipes; bits per weight of an 8B Llama 3"])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
@@ -180,25 +180,24 @@ def _log(target: str, prompts: bool, files: ExitStack) -> Log:
     from polyquant.integrations.server.record import Log
 
     if target == "-":
-        return Log(lambda line: stream(line + "\n"), prompts)
+        return Log(_Lines(stream), prompts)
     try:
-        file = Path(target).open("a", encoding="utf-8")  # noqa: SIM115 - closed by `files`
+        file = Path(target).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by `files`
     except OSError as problem:
         raise InputError(f"cannot write the log: {(problem.strerror or str(problem)).lower()}", file=target) from None
-    return Log(_Appending(files.enter_context(file)), prompts)
+    return Log(_Lines(files.enter_context(file).write), prompts)
 
 
-class _Appending:
-    """Appends lines to a file. A full disk does not stop the server: lines are lost, with one warning."""
+class _Lines:
+    """Writes lines. A full disk or a closed pipe does not stop the server: lines are lost, with one warning."""
 
-    def __init__(self, file: TextIO) -> None:
-        self._file, self._failed = file, False
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write, self._failed = write, False
 
     def __call__(self, line: str) -> None:
         """Write a line."""
         try:
-            self._file.write(line + "\n")
-            self._file.flush()
+            self._write(line + "\n")
         except OSError as problem:
             if not self._failed:
                 say(f"warning: the request log cannot be written: {problem.strerror}", err=True)

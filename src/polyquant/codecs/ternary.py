@@ -28,9 +28,11 @@ __all__ = [
     "count_symbols",
     "likely_zero_symbol",
     "one_scale",
+    "refuse_several",
     "repacked",
     "scaled",
     "ternarize",
+    "used_scales",
 ]
 
 _CHUNK = 1 << 22  # bytes or weights per step of a numpy reference; bounds its temporaries
@@ -141,23 +143,34 @@ def one_scale(name: str, codes: Ternary) -> np.float32:
 
     Raises CodecError if the groups differ.
     """
-    scale = codes.scale
-    if scale.size == 1:
-        return np.float32(scale.reshape(-1)[0])
-    if scale.size == 0:
-        return np.float32(0)
+    if codes.scale.size == 1:
+        return np.float32(codes.scale.reshape(-1)[0])
+    used = used_scales(codes)
+    refuse_several(name, used)
+    return np.float32(used[0] if used.size else 0)
+
+
+def used_scales(codes: Ternary) -> F32:
+    """Return the different scales of the groups that are not all zero, sorted."""
     rows, k = codes.codes.shape
+    scale = np.asarray(codes.scale, np.float32).reshape(-1, codes.scale.shape[-1])
+    if codes.codes.size == 0:
+        return np.empty(0, np.float32)
+    if scale.size > 1 and scale.min() == scale.max():
+        scale = scale[:1, :1]
     groups = codes.codes.reshape(rows, scale.shape[1], k // scale.shape[1])
-    used = scale[groups.any(axis=2)]  # [groups that matter]
-    if used.size == 0:
-        return np.float32(0)
-    if not (used == used[0]).all():
+    used = np.broadcast_to(scale, groups.shape[:2])[groups.any(axis=2)] if scale.size > 1 else scale[codes.codes.any()]
+    return np.unique(used, equal_nan=False)
+
+
+def refuse_several(name: str, scales: F32) -> None:
+    """Raise CodecError if a codec with one scale per tensor gets several."""
+    if scales.size > 1:
         raise CodecError(
             f"{name} has one scale per tensor",
-            found=f"scales from {used.min():.6g} to {used.max():.6g}",
+            found=f"scales from {scales.min():.6g} to {scales.max():.6g}",
             hint="requantize, or choose a type with block scales: tq2_0, tq1_0",
         )
-    return np.float32(used[0])
 
 
 def repacked(codes: Ternary) -> Any | None:

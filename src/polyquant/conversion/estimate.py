@@ -18,7 +18,7 @@ from polyquant.conversion.tasks import Task, shares
 from polyquant.formats.steps import Step
 from polyquant.types import Affine, as_matrix
 
-__all__ = ["WORKERS", "Parallelism", "Workload", "merge_seconds"]
+__all__ = ["WORKERS", "Parallelism", "Workload", "forward_seconds", "merge_seconds"]
 
 WORKERS = (1, 2, 4, 8, 64)
 """Numbers of workers of an estimate."""
@@ -114,14 +114,18 @@ class Workload:
 
     def _calibrating(self, speed: Speed) -> float:
         """Seconds to run the model on the calibration text."""
-        steps = self.plan.steps
-        places = [_shape_in_layer(s) for s in steps]
-        alike, products = Counter(places), 0.0
-        for step, place in zip(steps, places, strict=True):
-            active = 1.0 if alike[place] <= _DENSE else _ROUTED / alike[place]
-            if not step.map.is_vector and _LAYER.match(step.map.target) is not None:
-                products += active * step.weights
-        return products * WINDOWS * TOKENS * _TOKEN * speed.others / 1e12
+        return forward_seconds(self.plan.steps, WINDOWS * TOKENS, speed)
+
+
+def forward_seconds(steps: Sequence[Step], tokens: int, speed: Speed) -> float:
+    """Seconds of one core to run the layers of a model on many tokens."""
+    places = [_shape_in_layer(s) for s in steps]
+    alike, products = Counter(places), 0.0
+    for step, place in zip(steps, places, strict=True):
+        active = 1.0 if alike[place] <= _DENSE else _ROUTED / alike[place]
+        if not step.map.is_vector and _LAYER.match(step.map.target) is not None:
+            products += active * step.weights
+    return products * tokens * _TOKEN * speed.others / 1e12
 
 
 def merge_seconds(plan: Plan) -> float:

@@ -18,7 +18,7 @@ from polyquant.errors import PlanError
 from polyquant.formats.steps import Step
 from polyquant.types import Action, Affine, Ternary, as_matrix
 
-__all__ = ["calibration_bytes", "job_bytes", "program_bytes", "working_bytes", "working_limit"]
+__all__ = ["calibration_bytes", "job_bytes", "peak_bytes", "program_bytes", "working_bytes", "working_limit"]
 
 _TRELLIS_BYTES = 36
 """Bytes per weight of a trellis search or decoding."""
@@ -80,12 +80,16 @@ def working_limit(steps: Sequence[Step], *, calibrated: bool, max_memory: int, w
 
 def program_bytes() -> int:
     """Peak resident memory of this process so far, in bytes, plus a reserve for the allocator and the threads."""
+    return _SPARE + peak_bytes()
+
+
+def peak_bytes() -> int:
+    """Peak resident memory of this process so far, in bytes."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        peak = 1024 * int(status.split("VmHWM:", 1)[1].split(None, 1)[0])
+        return 1024 * int(status.split("VmHWM:", 1)[1].split(None, 1)[0])
     except (OSError, IndexError, ValueError):  # not Linux; there ru_maxrss includes the parent's memory before exec
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return _SPARE + peak
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _expert_bytes(calibrated: Sequence[Step]) -> int:

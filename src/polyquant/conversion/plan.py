@@ -9,7 +9,7 @@ Everything that can be rejected is rejected here: unreadable input, codecs that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from polyquant.calibration.importance import unreached, unreached_notice
 from polyquant.capabilities import Fitted, MaybeIntegers, MayOnlyRead, claims
-from polyquant.codecs.ternary import one_scale, ternarize
+from polyquant.codecs.ternary import refuse_several, ternarize, used_scales
 from polyquant.conversion.notices import mixed_stacks, rule_notices, substitutes
 from polyquant.conversion.order import model_order
 from polyquant.conversion.steps import Plan
@@ -29,6 +29,7 @@ from polyquant.no_collection import no_collection
 from polyquant.recipes.reading import load_recipe, uniform
 from polyquant.recipes.recipe import Facts, Recipe, Rule
 from polyquant.registry import codec
+from polyquant.storage.locations import is_remote
 from polyquant.types import (
     F32,
     Action,
@@ -43,6 +44,8 @@ from polyquant.types import (
 )
 
 __all__ = ["make_plan"]
+
+_WEIGHTS_AT_ONCE = 1 << 20
 
 
 def make_plan(
@@ -139,8 +142,8 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
         action = action_of(weights, target, tensor)
         _refuse_unwritable(weights, target, action)
-        if action is Action.TRANSCODE:
-            _refuse_several_scales(weights, target)
+        if action in (Action.COPY, Action.TRANSCODE):
+            _refuse_several_scales(weights, target, whole=not is_remote(source.path))
         if action in (Action.QUANTIZE, Action.REQUANTIZE) and not tensor.ternarize:
             _refuse_other_than_ternary(weights[0], target)
     except CodecError as problem:
@@ -170,15 +173,33 @@ def _refuse_other_than_ternary(weight: Weight, target: Codec) -> None:
         ternarize(target.name, weight.dequantize(rows=slice(0, 1)), lossy=False)
 
 
-def _refuse_several_scales(weights: Sequence[Weight], target: Codec) -> None:
-    """Raise CodecError if a ternary codec with one scale per tensor gets several, judged by the first and last row."""
-    if target.form is not Ternary or target.row_sliced:
+def _refuse_several_scales(weights: Sequence[Weight], target: Codec, *, whole: bool) -> None:
+    """Raise CodecError if a ternary codec with one scale per tensor gets several.
+
+    whole: read all rows, because scales are stored between the codes; otherwise the first and the last one.
+    """
+    if target.form is not Ternary or target.row_sliced or (len(weights) == 1 and not weights[0].codec.row_sliced):
         return
+    found = np.empty(0, np.float32)
     for weight in weights:
-        rows, k = as_matrix(weight.shape)
-        if weight.codec.form is Ternary and weight.codec.row_sliced and rows:
-            ends = [weight.codec.unpack(weight.read(slice(r, r + 1)), (1, k)) for r in (0, rows - 1)]
-            one_scale(target.name, Ternary(np.vstack([e.codes for e in ends]), np.vstack([e.scale for e in ends])))
+        for codes in _ternary_blocks(weight, whole=whole):
+            found = np.union1d(found, used_scales(codes))
+            refuse_several(target.name, found)
+
+
+def _ternary_blocks(weight: Weight, *, whole: bool) -> Iterator[Ternary]:
+    """Yield the codes of a ternary weight by row blocks, its ends first."""
+    rows, k = as_matrix(weight.shape)
+    if not rows:
+        return
+    if not weight.codec.row_sliced:
+        if whole:
+            yield weight.codec.unpack(weight.read(), (rows, k))
+        return
+    step = max(1, _WEIGHTS_AT_ONCE // max(1, k))
+    inside = (slice(a, min(rows - 1, a + step)) for a in range(1, rows - 1, step)) if whole else ()
+    for block in (slice(0, 1), slice(rows - 1, rows), *inside):
+        yield weight.codec.unpack(weight.read(block), (block.stop - block.start, k))
 
 
 def _is_integer(codec: Codec) -> bool:

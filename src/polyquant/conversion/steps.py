@@ -57,6 +57,7 @@ class Plan:
     text: str | None = None
     request: Mapping[str, Any] | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
+    _shares: dict[int, Any] = field(default_factory=dict, compare=False)  # count -> steps, conversion.tasks.shares
 
     def __repr__(self) -> str:
         actions = ", ".join(f"{action.value} {count}" for action, count in self.actions.items())

@@ -93,7 +93,18 @@ def cost(plan: Plan, tasks: Sequence[Task]) -> int:
 
 
 def shares(plan: Plan, count: int) -> list[tuple[Task, ...]]:
-    """Divide a plan into `count` shares of about equal cost; some are empty if there are more parts than blocks."""
+    """Divide a plan into `count` shares of about equal cost; some are empty if there are more parts than blocks.
+
+    The plan keeps them: a part needs its share for the checks, the messages and the work.
+    """
+    steps, parts = plan._shares.get(count, (None, []))
+    if steps is not plan.steps:  # new, or copied by dataclasses.replace(plan, steps=...)
+        parts = _divided(plan, count)
+        plan._shares[count] = plan.steps, parts
+    return list(parts)
+
+
+def _divided(plan: Plan, count: int) -> list[tuple[Task, ...]]:
     costs = [c.total for c in step_costs(plan.steps, calibrated=plan.text is not None)]
     ends = list(accumulate(costs))
     total = ends[-1] if ends else 0

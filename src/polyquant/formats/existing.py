@@ -7,7 +7,6 @@ recognises if it contains only files of such a model. Everything else is rejecte
 from __future__ import annotations
 
 import os
-import re
 import stat
 from pathlib import Path
 
@@ -18,11 +17,11 @@ from polyquant.storage.folder import CHECKSUMS
 from polyquant.storage.locations import RemotePath, forget
 from polyquant.storage.remote.upload_state import publishing
 from polyquant.storage.remote.uploads import STREAMING
+from polyquant.storage.targets import refuse_present
 from polyquant.storage.work_folder import inside_work_folder
 
 __all__ = ["refuse_existing", "refuse_overlap", "refuse_target", "replaceable"]
 
-_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")
 _SHOWN = 3
 _DEPTH = 2
 """Folders of a Trellis v2 model hold one folder per layer."""
@@ -73,14 +72,7 @@ def refuse_existing(dst: Path, *, overwrite: bool) -> None:
         if publishing(dst):  # the files of a killed run, which the next one completes
             return
         forget(dst)
-    if dst.exists() if isinstance(dst, RemotePath) else os.path.lexists(dst):
-        if not overwrite:
-            raise PlanError("target exists", file=dst, hint="choose another name, or pass --overwrite")
-        replaceable(dst)
-    if not isinstance(dst, RemotePath) and not dst.absolute().parent.is_dir():
-        if any(_SCHEME.fullmatch(part) for part in dst.parts):
-            raise PlanError("this is written to local files only, not to a URL", file=dst, hint="name a local path")
-        raise PlanError("the target's folder does not exist", file=dst, hint=f"mkdir -p {dst.absolute().parent}")
+    refuse_present(dst, overwrite=overwrite, check=replaceable)
 
 
 def replaceable(target: Path) -> tuple[str, ...]:

@@ -7,30 +7,24 @@ Templates are rendered as in transformers, but in a separate process with limits
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from polyquant.errors import InputError, UnsupportedError, listed, printable
+from polyquant.runtime.limited import folders_of, run_limited
 from polyquant.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["render", "render_chat", "template_of"]
 
 _SECONDS = 0.75
 """Processor time for a template; real ones take milliseconds."""
-_WALL = 10.0
-"""Seconds until the process is killed, for machines too busy to give it processor time."""
 _MEMORY = 512 << 20
 _OUTPUT = 1 << 20
 """In characters."""
 _CHILD = Path(__file__).with_name("chat_child.py")
-_KEPT = ("LD_LIBRARY_PATH", "TZ")
-"""The only environment variables passed on: the process needs them to start and to tell the time."""
 _PLAIN = "use a plain prompt instead of messages"
 _WHY = {
     "memory": "the chat template needs too much memory",
@@ -89,20 +83,19 @@ def render(template: str, variables: Mapping[str, Any], *, file: object = None) 
 
     Raises InputError if it exceeds a limit or fails, UnsupportedError without jinja2.
     """
+    folders = folders_of(("jinja2", "markupsafe"))
+    if folders is None:
+        raise UnsupportedError("chat templates need the package 'jinja2'", hint="pip install 'polyquant[run]'")
     job = {
-        "path": _jinja_folders(),
+        "path": folders,
         "seconds": _SECONDS,
         "memory": _MEMORY,
         "output": _OUTPUT,
         "template": template,
         "variables": dict(variables),
     }
-    command = [sys.executable, "-I", "-S", str(_CHILD)]
-    environment = {k: os.environ[k] for k in _KEPT if k in os.environ}
     try:
-        done = subprocess.run(  # noqa: S603 - our own program under our own interpreter
-            command, input=json.dumps(job).encode(), capture_output=True, timeout=_WALL, env=environment, check=False
-        )
+        done = run_limited(_CHILD, job)
     except subprocess.TimeoutExpired:
         raise InputError("the chat template runs too long", file=file, hint=_PLAIN) from None
     if done.returncode < 0:
@@ -122,17 +115,6 @@ def _broken(stderr: bytes) -> dict[str, str]:
     """Return the error of a process that failed without reporting one, from its last line."""
     last = stderr.decode(errors="replace").strip().rpartition("\n")[2]
     return {"error": "memory", "detail": ""} if "MemoryError" in last else {"error": "fails", "detail": last}
-
-
-def _jinja_folders() -> list[str]:
-    """Return the folders of jinja2 and its dependency, found without importing them."""
-    folders = []
-    for package in ("jinja2", "markupsafe"):
-        spec = find_spec(package)
-        if spec is None or spec.origin is None:
-            raise UnsupportedError("chat templates need the package 'jinja2'", hint="pip install 'polyquant[run]'")
-        folders.append(str(Path(spec.origin).parent.parent))
-    return list(dict.fromkeys(folders))
 
 
 def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -4,14 +4,16 @@ llguidance compiles the schema to a grammar and computes, for each step, which t
 bytes of the tokens, so a multi-byte character may be split over several tokens. Keywords that it does not implement
 are rejected, never ignored.
 
-Schemas are untrusted: their size and depth are bounded here, the work per step and the memory of the automaton by
-llguidance.
+Schemas are untrusted: they are first compiled in a separate process with limits (grammar_child.py). Afterwards
+llguidance bounds the work per step and the memory of its automaton.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError, UnsupportedError, printable
+from polyquant.runtime.limited import folders_of, run_limited
 from polyquant.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -29,7 +32,15 @@ __all__ = ["ANY_OBJECT", "Grammars", "JsonConstraint"]
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 """The schema of any JSON object."""
 _MAX_SCHEMA = 64 << 10
-"""Bytes of a schema: the time to compile one grows with the square, to about a second at this size."""
+"""In bytes."""
+_KEPT = 16
+"""Compiled schemas."""
+_SECONDS = 1.0
+"""Processor time to compile a schema; usual ones take milliseconds."""
+_MEMORY = 512 << 20
+_STACK = 1 << 20
+"""Bytes of stack to compile a schema, an eighth of what a thread has."""
+_CHILD = Path(__file__).with_name("grammar_child.py")
 _MAX_STATES = 50_000
 """States of the automaton of the lexer, of at most 2 kB each."""
 _RULES: llguidance.JsonCompileOptions = {
@@ -52,6 +63,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._table: llguidance.LLTokenizer | None = None
+        self._compiled: dict[str, JsonConstraint] = {}
         self._lock = Lock()
 
     def json(self, schema: object) -> JsonConstraint:
@@ -65,31 +77,44 @@ class Grammars:
             raise InputError(
                 "the JSON schema is too large", expected=f"at most {_MAX_SCHEMA} bytes", found=f"{len(text)} bytes"
             )
-        package, table = _package(), self._prepared()
+        constraint = self._compiled.get(text)
+        if constraint is None:
+            constraint = self._compile(text)
+        with self._lock:
+            self._compiled.pop(text, None)
+            self._compiled[text] = constraint  # now the last one: the first is dropped
+            if len(self._compiled) > _KEPT:
+                del self._compiled[next(iter(self._compiled))]
+            return constraint.copy()
+
+    def _compile(self, schema: str) -> JsonConstraint:
+        package = _package()
+        _check(schema)  # without the lock: hostile schemas take a second each
         limits = package.LLParserLimits(max_lexer_states=_MAX_STATES, verbose_errors=False)
-        try:
-            grammar = package.LLMatcher.grammar_from_json_schema(text, overrides=_RULES)
-        except ValueError as problem:
-            raise _unsupported(problem) from None
+        grammar = package.LLMatcher.grammar_from_json_schema(schema, overrides=_RULES)
+        with self._lock:
+            table = self._prepared()
         constraint = JsonConstraint(package.LLMatcher(table, grammar, log_level=0, limits=limits), self._vocab)
         constraint.allowed()  # some schemas are found to be too complex, or to have no values, by the first step
         return constraint
 
     def _prepared(self) -> llguidance.LLTokenizer:
-        """Return llguidance's table of the vocabulary, made on first use: it takes up to a second."""
-        with self._lock:
-            if self._table is None:
-                ends = sorted(i for i in self._tokenizer.ends if i < self._vocab)
-                if not ends:
-                    raise UnsupportedError("JSON needs a model with an end token", file=self._tokenizer.file)
-                body = self._tokenizer.to_json()
-                try:
-                    self._table = _package().LLTokenizer(body, n_vocab=self._vocab, eos_token=ends)
-                except ValueError as problem:
-                    raise UnsupportedError(
-                        f"JSON is not supported with this tokenizer: {_line(problem)}", file=self._tokenizer.file
-                    ) from None
-            return self._table
+        """Return llguidance's table of the vocabulary, made on first use.
+
+        It takes up to a second for 100,000 tokens, in which no other thread of Python runs.
+        """
+        if self._table is None:
+            ends = sorted(i for i in self._tokenizer.ends if i < self._vocab)
+            if not ends:
+                raise UnsupportedError("JSON needs a model with an end token", file=self._tokenizer.file)
+            body = self._tokenizer.to_json()
+            try:
+                self._table = _package().LLTokenizer(body, n_vocab=self._vocab, eos_token=ends)
+            except ValueError as problem:
+                raise UnsupportedError(
+                    f"JSON is not supported with this tokenizer: {_line(problem)}", file=self._tokenizer.file
+                ) from None
+        return self._table
 
 
 class JsonConstraint:
@@ -128,6 +153,22 @@ def _package() -> Any:
             "JSON output needs the package 'llguidance'", hint="pip install 'polyquant[serve]'"
         ) from None
     return llguidance
+
+
+def _check(schema: str) -> None:
+    """Compile a schema in a separate process. Raises UnsupportedError."""
+    job = {
+        "path": folders_of(("llguidance",)), "seconds": _SECONDS, "memory": _MEMORY, "stack": _STACK, "schema": schema,
+        "rules": _RULES, "states": _MAX_STATES,
+    }  # fmt: skip
+    try:
+        done = run_limited(_CHILD, job)
+    except subprocess.TimeoutExpired:
+        raise _unsupported("it takes too long to compile") from None
+    if done.returncode != 0:  # out of time, stack or memory
+        raise _unsupported("it is too complex")
+    if problem := json.loads(done.stdout)["problem"]:
+        raise _unsupported(problem)
 
 
 def _unsupported(problem: object) -> UnsupportedError:

@@ -185,7 +185,7 @@ def test_the_token_is_sent_to_the_hub_only(hub, tmp_path, monkeypatch):
         ("404", InputError, r"does not exist.*check the name, the revision"),
     ],
 )
-def test_a_refusal_says_what_to_do(hub, status, error, message):
+def test_a_refusal_has_a_hint(hub, status, error, message):
     hub.fault = lambda request, number: status
     with pytest.raises(error, match=message):
         pq.inspect("hf://org/m/m.gguf")
@@ -247,7 +247,7 @@ def test_a_size_that_differs_from_the_listing_is_refused(hub):
         pq.inspect("hf://org/llama")
 
 
-def test_a_listing_without_end_is_left(hub, monkeypatch):
+def test_an_endless_listing_is_abandoned(hub, monkeypatch):
     from polyquant.storage.remote import hub as module
 
     hub.repos["org/llama"] = LLAMA
@@ -257,7 +257,7 @@ def test_a_listing_without_end_is_left(hub, monkeypatch):
         pq.inspect("hf://org/llama")
 
 
-def test_a_listing_that_is_no_listing(hub, monkeypatch):
+def test_an_invalid_listing(hub, monkeypatch):
     hub.repos["org/llama"] = LLAMA
     for broken in ([1], [{}], [{"rfilename": 1, "size": 1}], {"a": 1}):
         hub.listing = lambda siblings, broken=broken: broken
@@ -312,8 +312,8 @@ def test_a_whole_check_and_checksums_of_a_repository(hub, tmp_path):
     assert pq.compare(LLAMA, "hf://org/llama").error.rrmse == 0
 
 
-def test_other_verbs(hub, tmp_path):
-    """A model of a URL runs, is certified and repaired; it cannot be edited."""
+def test_other_commands(hub, tmp_path):
+    """A model at a URL runs, is certified and repaired; it cannot be edited."""
     hub.repos["org/llama"] = LLAMA
     broken = shutil.copytree(VECTORS / "msmodelslim" / "v1" / "fp32" / "w8a8_smoothasym_c8", tmp_path / "w8a8")
     for description in broken.glob("quant_model_description*.json"):

@@ -85,7 +85,7 @@ def test_several_threads_and_files(server, content):
         assert all(pool.map(read, spans))
 
 
-def test_the_window_bounds_what_is_held(server, monkeypatch):
+def test_the_window_bounds_memory(server, monkeypatch):
     source = Source(f"{server.url}/d")
     held, most, lock = [0], [0], threading.Lock()
     original, drop = read_ahead._ReadAhead._fetch, read_ahead._ReadAhead._drop

@@ -67,7 +67,7 @@ def test_existing_targets(memory, tmp_path):
     assert objects(memory) == expected(tmp_path / "local", "folder") | {"out/notes.txt": b"mine"}
 
 
-def test_what_could_not_be_sent_is_sent_by_the_next_run(memory, tmp_path, monkeypatch):
+def test_unsent_files_are_sent_by_the_next_run(memory, tmp_path, monkeypatch):
     def fail(self, *arguments, **options):
         raise ConnectionResetError("gone")
 

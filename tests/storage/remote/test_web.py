@@ -66,7 +66,7 @@ def test_reads_are_those_of_the_file(server, data):
         assert f.read(10) == content[-5:]
 
 
-def test_what_was_fetched_is_not_fetched_again(server, data):
+def test_fetched_bytes_are_not_fetched_again(server, data):
     server.files["/d"] = data
     source = Source(f"{server.url}/d")
     source.start(500_000)
@@ -120,14 +120,14 @@ def test_a_lasting_fault_is_one_line(server):
         ("400", RemoteError, "cannot be read.*status 400"),
     ],
 )
-def test_a_refusal_says_what_to_do(server, status, error, message):
+def test_a_refusal_has_a_hint(server, status, error, message):
     server.fault = lambda request, number: status
     with pytest.raises(error, match=message):
         pq.inspect(f"{server.url}/m.gguf")
     assert len(server.requests) == 1
 
 
-def test_a_server_that_ignores_ranges_is_left_before_its_body(server, data):
+def test_a_server_that_ignores_ranges_is_abandoned_before_its_body(server, data):
     server.files["/d"] = data
     os.truncate(data, 1 << 30)
     server.fault = lambda request, number: "whole"
@@ -145,7 +145,7 @@ def _impatient(monkeypatch):
 
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("kind", ["slow", "slow headers"])
-def test_a_slow_server_is_left(server, kind):
+def test_a_slow_server_is_abandoned(server, kind):
     server.fault = lambda request, number: kind
     with pytest.raises(RemoteError, match=r"too slow \(2 attempts\)"):
         pq.inspect(f"{server.url}/m.gguf")

@@ -30,6 +30,7 @@ from polyquant.storage.folder import CHECKSUMS
 from polyquant.storage.locations import is_folder, located
 from polyquant.storage.one_file import write_file
 from polyquant.storage.source import Source
+from polyquant.storage.targets import refuse_missing_folder
 from polyquant.tables import Row, Table
 
 __all__ = ["SUFFIX", "Checksums", "is_record", "record_of", "refuse_folder", "refuse_record"]
@@ -210,6 +211,5 @@ def refuse_record(target: Path, *, overwrite: bool) -> None:
 def refuse_folder(target: Path) -> bool:
     """Finish or undo a killed run; then True if `target` exists. Raises PlanError if its folder does not."""
     settle_all(target.absolute())
-    if not target.absolute().parent.is_dir():
-        raise PlanError("the folder of the checksums does not exist", file=target)
+    refuse_missing_folder(target)
     return os.path.lexists(target)

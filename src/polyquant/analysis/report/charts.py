@@ -15,7 +15,17 @@ from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overvie
 from polyquant.errors import UnsupportedError
 from polyquant.tables import decibel
 
-__all__ = ["Spec", "divergence_bars", "draw", "error_map", "histogram_bars", "size_against_error", "svg", "type_map"]
+__all__ = [
+    "Spec",
+    "divergence_bars",
+    "draw",
+    "error_map",
+    "histogram_bars",
+    "size_against_error",
+    "speed_against_size",
+    "svg",
+    "type_map",
+]
 
 Spec = dict[str, Any]
 """A Vega-Lite specification; empty if there is nothing to draw."""
@@ -36,6 +46,11 @@ _CONFIG = {
 }  # fmt: skip
 _COLORS = ["#2f6fde", "#d9730d", "#2f9e63", "#a24fc4", "#c8435a", "#0f9aa8", "#9a7b1c", "#6b7280", "#e08bb5", "#7fa3e6"]
 _PALETTE = {"scheme": "viridis"}
+_SIDES: dict[str, dict[str, Any]] = {
+    "above": {"dy": -13}, "below": {"dy": 15},
+    "right": {"dx": 10, "align": "left"}, "left": {"dx": -10, "align": "right"},
+}  # fmt: skip
+"""Offset of a label from its point."""
 _LONG = re.compile(r"(\.\d\d)\d+")
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -71,12 +86,12 @@ def size_against_error(report: Overview) -> Spec:
     largest = max(c.inspection.nbytes for c in report.candidates)
     scale, unit = next((pair for pair in _UNITS if largest >= pair[0]), (1.0, "bytes"))
     names = _short([c.label for c in report.candidates])
-    order = sorted(range(len(names)), key=lambda i: report.candidates[i].inspection.nbytes)
+    sizes = [c.inspection.nbytes for c in report.candidates]
+    values = [max((c.divergence if measured else c.error) or 0.0, 1e-9) for c in report.candidates]
+    sides = _label_sides(sizes, values)
     rows = [
         {
-            "model": name, "turn": order.index(i) % 2,
-            "size": c.inspection.nbytes / scale,
-            "y": max((c.divergence if measured else c.error) or 0.0, 1e-9),
+            "model": name, "side": sides[i], "size": sizes[i] / scale, "y": values[i],
             "kind": "efficient" if c.label in report.efficient else "beaten by another",
         }
         for i, (name, c) in enumerate(zip(names, report.candidates, strict=True))
@@ -105,17 +120,86 @@ def size_against_error(report: Overview) -> Spec:
                     "encoding": {"order": {"field": "size"}},
                 },
                 {"mark": {"type": "point", "filled": True, "size": 110, "opacity": 1}, "encoding": {"color": color}},
-                *(
-                    {  # alternate labels above and below the points
-                        "transform": [{"filter": f"datum.turn == {turn}"}],
-                        "mark": {"type": "text", "dy": dy, "aria": False, "limit": 180},
-                        "encoding": {"text": {"field": "model"}},
-                    }
-                    for turn, dy in ((0, -13), (1, 15))
-                ),
+                *_labels(),
             ],
         }
     )  # fmt: skip
+
+
+def speed_against_size(report: Overview) -> Spec:
+    """Size against decoded tokens per second on this machine; empty if that was not measured."""
+    timed = [c for c in (report.reference, *report.candidates) if c.speed is not None]
+    if not any(c.speed is not None for c in report.candidates):
+        return {}
+    largest = max(c.inspection.nbytes for c in timed)
+    scale, unit = next((pair for pair in _UNITS if largest >= pair[0]), (1.0, "bytes"))
+    rates = [c.speed.decode if c.speed is not None else 0.0 for c in timed]
+    sides = _label_sides([c.inspection.nbytes for c in timed], rates)
+    kinds = ["efficient", "beaten by another", "reference"]
+    rows = [
+        {
+            "model": c.label, "side": sides[i], "size": c.inspection.nbytes / scale, "y": rates[i],
+            "prompt": c.speed.prompt if c.speed is not None else 0.0,
+            "kind": kinds[2 if c is report.reference else 0 if c.label in report.efficient else 1],
+        }
+        for i, c in enumerate(timed)
+    ]  # fmt: skip
+    label = (
+        f"datum.model + ': ' + format(datum.size, '.4g') + ' {unit}, ' + format(datum.y, '.4g') + ' tokens per second, "
+        "prompt ' + format(datum.prompt, '.4g')"
+    )
+    x = {"field": "size", "type": "quantitative", "scale": {"zero": False, "padding": 24}, "title": f"size, {unit}"}
+    y = {
+        "field": "y", "type": "quantitative", "title": "tokens per second", "axis": {"tickCount": 5},
+        "scale": {"domain": [0, 1.12 * max(rates)]},
+    }  # fmt: skip
+    color = {
+        "field": "kind", "type": "nominal", "title": None,
+        "scale": {"domain": kinds, "range": [_COLORS[0], "#8b93a1", _COLORS[1]]}, "legend": {"orient": "top"},
+    }  # fmt: skip
+    return _chart(
+        {
+            "width": _WIDTH, "height": 240, "data": {"values": rows},
+            "transform": [{"calculate": label, "as": "label"}],
+            "encoding": {"x": x, "y": y, "description": {"field": "label", "type": "nominal"}},
+            "layer": [
+                {"mark": {"type": "point", "filled": True, "size": 110, "opacity": 1}, "encoding": {"color": color}},
+                *_labels(),
+            ],
+        }
+    )  # fmt: skip
+
+
+def _labels() -> list[Spec]:
+    """Layers with the labels of points, each at its side."""
+    return [
+        {
+            "transform": [{"filter": f"datum.side == '{side}'"}],
+            "mark": where | {"type": "text", "aria": False, "limit": 180},
+            "encoding": {"text": {"field": "model"}},
+        }
+        for side, where in _SIDES.items()
+    ]  # fmt: skip
+
+
+def _label_sides(sizes: Sequence[int], values: Sequence[float]) -> list[str]:
+    """Where the label of each point goes: alternately above and below, and to the right and left of points of almost
+    equal size, which are one above the other.
+    """
+    order = sorted(range(len(sizes)), key=lambda i: (sizes[i], values[i]))
+    near = (max(sizes) - min(sizes)) / 20
+    columns: list[list[int]] = []
+    for i in order:
+        if columns and sizes[i] - sizes[columns[-1][0]] <= near:
+            columns[-1].append(i)
+        else:
+            columns.append([i])
+    sides = [""] * len(sizes)
+    for turn, column in enumerate(columns):
+        pair = ("above", "below") if len(column) == 1 else ("right", "left")
+        for j, i in enumerate(sorted(column, key=lambda i: values[i])):
+            sides[i] = pair[(turn if len(column) == 1 else j) % 2]
+    return sides
 
 
 def _short(labels: Sequence[str]) -> list[str]:

@@ -18,6 +18,7 @@ from polyquant.analysis.compare import Comparison, TensorComparison, compare_che
 from polyquant.analysis.evaluate import Evaluation, evaluate
 from polyquant.analysis.inspect import Inspection, inspect
 from polyquant.analysis.side import Reader, Side
+from polyquant.analysis.speed import Speed
 from polyquant.analysis.statistics import BINS, OUTLIER, bar_counts, edge_of, sampled, ternary_counts
 from polyquant.analysis.validate import validate
 from polyquant.errors import PlanError, UnsupportedError
@@ -55,7 +56,9 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One checkpoint. comparison, histograms: against the reference, None and () for the reference itself."""
+    """One checkpoint. comparison, histograms: against the reference, None and () for the reference itself. speed: on
+    this machine, if it was measured.
+    """
 
     label: str
     inspection: Inspection
@@ -64,6 +67,7 @@ class Candidate:
     histograms: tuple[Histogram, ...] = ()
     evaluation: Evaluation | None = None
     problem: str = ""
+    speed: Speed | None = None
 
     @property
     def error(self) -> float | None:
@@ -79,12 +83,20 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The reference and the candidates. efficient: labels of those that no other one beats in both size and error."""
+    """The reference and the candidates. efficient: labels of those that no other one beats in both size and error.
+
+    For a sweep, advice: its recommendation; machine: where speeds were measured; warning: about them; left_out: name,
+    status and reason of candidates without figures.
+    """
 
     reference: Candidate
     candidates: tuple[Candidate, ...]
     efficient: frozenset[str]
     text: str = ""
+    advice: str = ""
+    machine: str = ""
+    warning: str = ""
+    left_out: tuple[tuple[str, str, str], ...] = ()
 
 
 @parsed_once()
@@ -105,18 +117,24 @@ def gather(
     alone = evaluate(reference, text=text, tokens=tokens) if text is not None and not others else None
     first = Candidate(labels[0], inspect(reference), validate(reference, headers=True), evaluation=alone)
     candidates = []
-    for i, (label, path) in enumerate(zip(labels[1:], others, strict=True)):
+    stages = 1 if text is None else 2
 
-        def watch(progress: Progress, i: int = i, label: str = label) -> None:
+    def watching(stage: int, label: str) -> Callable[[Progress], None]:
+        def watch(progress: Progress) -> None:
             share = progress.done / max(1, progress.total)
-            tick(int(1000 * (i + share)), 1000 * len(others), label)
+            tick(int(1000 * (stage + share)), 1000 * stages * len(others), label)
 
+        return watch
+
+    for i, (label, path) in enumerate(zip(labels[1:], others, strict=True)):
         other = open_checkpoint(path)
-        comparison = compare_checkpoints(checkpoint, other, on_progress=watch)
+        comparison = compare_checkpoints(checkpoint, other, on_progress=watching(stages * i, label))
         evaluation, problem = None, ""
         if text is not None:
             try:
-                evaluation = evaluate(path, text=text, against=reference, tokens=tokens)
+                evaluation = evaluate(
+                    path, text=text, against=reference, tokens=tokens, on_progress=watching(stages * i + 1, label)
+                )
             except (UnsupportedError, PlanError) as refused:
                 problem = str(refused)
         candidates.append(

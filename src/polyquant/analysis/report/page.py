@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from importlib.resources import files
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from polyquant.analysis.explain import all_codes
 from polyquant.analysis.report import charts
 from polyquant.analysis.report.gather import Candidate, Overview, action_of
 from polyquant.errors import PlanError, UnsupportedError, escaped
+from polyquant.storage.targets import refuse_present
 from polyquant.tables import decibel, size
 
 __all__ = ["page", "refuse_existing", "require_packages"]
@@ -30,12 +30,11 @@ _ACTIONS = {
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:
     """Raise PlanError if the target exists; with `overwrite`, if it is not a report."""
-    if not target.absolute().parent.is_dir():
-        raise PlanError("the target's folder does not exist", file=target, hint=f"mkdir -p {target.absolute().parent}")
-    if not os.path.lexists(target):
-        return
-    if not overwrite:
-        raise PlanError("target exists", file=target, hint="choose another name, or pass --overwrite")
+    refuse_present(target, overwrite=overwrite, check=_refuse_other)
+
+
+def _refuse_other(target: Path) -> None:
+    """Raise PlanError if a file is not a report."""
     if target.is_symlink() or not target.is_file() or _MADE not in _start(target):
         raise PlanError(
             "target is not a report and is not overwritten", file=target, hint="choose another name, or remove it"
@@ -73,6 +72,12 @@ def page(report: Overview) -> str:
         reference=_shown(report.reference, report),
         candidates=[_shown(c, report) for c in report.candidates],
         overview=charts.draw(charts.size_against_error(report)) if report.candidates else "",
+        speeds=charts.draw(charts.speed_against_size(report)) if report.candidates else "",
+        timed=any(c.speed is not None for c in report.candidates),
+        advice=escaped(report.advice),
+        machine=escaped(report.machine),
+        warning=escaped(report.warning),
+        left_out=[[escaped(word) for word in row] for row in report.left_out],
         measured=any(c.evaluation is not None for c in (report.reference, *report.candidates)),
         actions=_ACTIONS,
     )
@@ -124,6 +129,7 @@ def _shown(candidate: Candidate, report: Overview) -> dict[str, Any]:
             for f in candidate.findings
         ],
         "evaluation": _evaluated(candidate),
+        "speed": _timed(candidate),
     }  # fmt: skip
 
 
@@ -156,3 +162,13 @@ def _evaluated(candidate: Candidate) -> dict[str, Any] | None:
         "kl_99": None if divergence is None else divergence.kl_99,
         "top_1": None if divergence is None else divergence.top_1.value,
     }
+
+
+def _timed(candidate: Candidate) -> dict[str, Any] | None:
+    found = candidate.speed
+    if found is None:
+        return None
+    return {
+        "decode": found.decode, "prompt": found.prompt, "memory": found.memory, "memory_text": size(found.memory),
+        "load": found.load,
+    }  # fmt: skip

@@ -13,8 +13,8 @@ Sources: vllm-ascend of August 2026 (vllm_ascend/quantization/modelslim_config.p
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from polyquant.errors import InputError, UnknownNameError
 from polyquant.formats.msmodelslim.check_layers import floats
@@ -36,12 +36,14 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class Consumer:
     """A consuming program.
 
-    layers, experts: types of the description with kernels, None if no limit is known; checks: specific rules.
+    layers, experts: types of the description with kernels, None if no limit is known; checks: specific rules. former:
+    (type, for experts) -> the releases that supported it.
     """
 
     layers: frozenset[str] | None
     experts: frozenset[str] | None
     checks: tuple[Callable[[Survey], Iterator[Finding]], ...]
+    former: Mapping[tuple[str, bool], str] = field(default_factory=dict)
 
 
 def check_target(path: str | os.PathLike[str], target: str) -> Iterator[Finding]:
@@ -70,7 +72,9 @@ def _kernels(contents: Survey, consumer: Consumer, target: str) -> Iterator[Find
         known = consumer.experts if expert else consumer.layers
         if known is not None and word not in known:
             place = "experts" if expert else "layers outside experts"
-            yield Finding("ASC071", ERROR, f"{target} does not support {word} for {place}", tensor)
+            releases = consumer.former.get((word, expert))
+            note = f" (its releases {releases} do)" if releases else ""
+            yield Finding("ASC071", ERROR, f"{target} does not support {word} for {place}{note}", tensor)
 
 
 def _is_norm(contents: Survey, tensor: str) -> bool:
@@ -229,6 +233,7 @@ TARGETS: dict[str, Consumer] = {
         | _OTHERS,
         frozenset({"W8A8_DYNAMIC", "W4A8_DYNAMIC", "W4A16_MXFP4", "W8A8FP8_DYNAMIC"}) | _OTHERS,
         (_name, _joined, _leftover, _strays, _shapes, _deq_scale, _offsets, _vllm_cache, _norms),
+        {("W4A8_DYNAMIC", False): "0.13 to 0.26", ("W8A8_MIX", True): "0.13 to 0.26"},
     ),
     "sglang": Consumer(
         frozenset({"W8A8", "W8A8_DYNAMIC", "W4A4_DYNAMIC"}) | _OTHERS,

@@ -179,7 +179,7 @@ class _Placer:
         self.placing.packed += len(names) - 1
 
     def _tie(self, tables: Mapping[str, Weight]) -> None:
-        """Tie packed embeddings and heads, which are no parameters."""
+        """Tie packed embeddings and heads, which transformers cannot tie."""
         pairs = dict(self.model.all_tied_weights_keys)
         for target, source in list(pairs.items()):
             stored = tables.get(source, tables.get(target))

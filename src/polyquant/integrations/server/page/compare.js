@@ -32,8 +32,9 @@ function pieces(cell, parted) {
 function chosen(cell, index) {
   const token = cell.tokens[index];
   if (!token) return `${cell.model} ends`;
-  const percent = token.logprob === undefined ? "" : ` (${(100 * Math.exp(token.logprob)).toFixed(0)} %)`;
-  return `${cell.model} “${token.shown}”${percent}`;
+  const percent = 100 * Math.exp(token.logprob);
+  const shown = Number.isNaN(percent) ? "" : ` (${percent < 9.95 ? percent.toPrecision(2) : percent.toFixed(0)} %)`;
+  return `${cell.model} “${token.shown}”${shown}`;
 }
 
 // One line about two answers.

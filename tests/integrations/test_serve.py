@@ -493,7 +493,8 @@ def test_eight_clients_at_once(folder):
             texts = []
             for chunk in chunks:
                 texts.append(chunk.choices[0].text)
-                together.append(client.get("/../health", cast_to=object)["running"])
+                if len(texts) % 20 == 1:
+                    together.append(client.get("/../health", cast_to=object)["running"])
                 if i == 5:
                     return chunks.close()
             found[i] = "".join(texts)

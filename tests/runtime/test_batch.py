@@ -288,6 +288,35 @@ def test_prefixes_are_reused_and_copied(name, cache):
         assert [t.id for t in job.taken()] == [t.id for t in fresh]
 
 
+def test_prompts_in_progress_are_shared(model, monkeypatch):
+    rng, pieces = np.random.default_rng(4), []
+    shared = rng.integers(3, model.vocab, 400).tolist()
+    prompts = [[*shared, i] for i in range(4)]
+    expected = [single(model, p, max_tokens=5) for p in prompts]
+    for name in ("prefill", "feed"):
+        monkeypatch.setattr(Session, name, counted(getattr(Session, name), pieces))
+    batch = Batch(model.decoder, model.context, parallel=4, memory=MEMORY)
+    jobs = [batch.submit(generate(model, p, max_tokens=5)) for p in prompts]
+    assert advanced(batch, jobs) == expected
+    assert [job.generation.reused for job in jobs] == [0, 400, 400, 400]
+    assert sum(pieces) == 401 + 3
+
+    leader, follower = (batch.submit(generate(model, [2, *p], max_tokens=5)) for p in prompts[:2])
+    while not leader.fed:
+        batch.advance()
+    batch.cancel(leader)
+    assert advanced(batch, [follower]) == [single(model, [2, *prompts[1]], max_tokens=5)]
+    assert follower.generation.reused == 128
+
+
+def counted(feed, pieces):
+    def noting(session, tokens):
+        pieces.append(len(tokens))
+        return feed(session, tokens)
+
+    return noting
+
+
 def test_memory_of_this_machine(tmp_path, monkeypatch):
     from polyquant.runtime import memory
 

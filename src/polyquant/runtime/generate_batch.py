@@ -10,18 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from polyquant.errors import InputError
 from polyquant.runtime.batch import Batch, Job, default_parallel
-from polyquant.runtime.generate import Finish, Token, generate
+from polyquant.runtime.decoder import Decoder
+from polyquant.runtime.generate import Finish, Generator, Token, generate
 from polyquant.runtime.memory import default_memory
 from polyquant.runtime.sampling import Sampling
-
-if TYPE_CHECKING:
-    from polyquant.runtime.model import Model
+from polyquant.types import Checkpoint
 
 __all__ = ["Answer", "generate_batch"]
+
+
+class BatchGenerator(Generator, Protocol):
+    """The members of a model that are used here (runtime.model.Model)."""
+
+    checkpoint: Checkpoint
+
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,7 @@ class Answer:
 
 
 def generate_batch(
-    model: Model,
+    model: BatchGenerator,
     prompts: Sequence[str | Sequence[int]],
     *,
     max_tokens: int | None = 128,

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench wheel check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
+.PHONY: demo test lint docs bench wheel check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,7 @@ test: $(INSTALLED)
 check-slow: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[lm-eval,transformers]'
 	$(BIN)/python -m pytest -n auto -m 'slow or not slow'
+	$(MAKE) docs
 	$(MAKE) check-sanitized
 
 # The pages in headless Chromium, which must be installed (Debian: apt-get install chromium).
@@ -82,6 +83,11 @@ lint: $(INSTALLED)
 	$(BIN)/mypy && $(BIN)/mypy --strict examples/public_api.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_house.py
+
+# The site, in build/docs; every warning, such as a dead link, is an error.
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet 'polyquant[docs]'
+	$(BIN)/sphinx-build -E -n -W --keep-going -q -b html docs build/docs
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[bench]'

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 import polyquant as pq
 from browser.conftest import THEMES, WIDTHS
-from integrations.test_serve import DEMO, TEMPLATE, running
+from integrations.test_serve import DEMO, folder, running  # noqa: F401 - a fixture
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
@@ -26,24 +25,14 @@ main(sys.argv[1:])
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """The demo model with a chat template."""
-    path = tmp_path_factory.mktemp("chat") / "tiny"
-    shutil.copytree(DEMO, path)
-    config = path / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
-    return path
-
-
-@pytest.fixture(scope="module")
-def small(folder) -> Path:
+def small(folder) -> Path:  # noqa: F811
     path = folder.parent / "small.gguf"
     pq.quantize(folder, path, codec="q4_0")
     return path
 
 
 @pytest.fixture(scope="module")
-def two(folder, small):
+def two(folder, small):  # noqa: F811
     """The page of a server with two models."""
     with running(folder, "--model", f"small={small}") as (_, url):
         yield url.removesuffix("/v1") + "/"
@@ -258,6 +247,9 @@ def test_the_page_asks_for_the_key(visit, small):
     with running(small, POLYQUANT_API_KEY="secret") as (_, url):
         opened = visit(url.removesuffix("/v1") + "/")
         page = opened.page
+        page.locator("#key[open]").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Enter the API key").click()
         page.fill("#key-value", "wrong")
         page.keyboard.press("Enter")
         page.get_by_role("alert").filter(has_text="does not accept this key").wait_for()
@@ -274,7 +266,7 @@ def test_the_page_asks_for_the_key(visit, small):
 # ---------------------------------------------------------------- two models
 
 
-def test_two_models_answer_and_the_parting_is_marked(visit, two, folder, small):
+def test_two_models_answer_and_the_parting_is_marked(visit, two, folder, small):  # noqa: F811
     page = visit(two).page
     asked(page, tokens=40)
     rendered = f"user: {MESSAGE}\nassistant:"

@@ -1,9 +1,10 @@
-"""Run the commands of a documentation page and compare their output.
+"""Run the commands of a documentation page, and compare their output.
 
 A page runs in one bash, in an empty folder, from the first block to the last:
 
 * ```console: lines that begin with "$ " are commands (continued after a backslash), the lines after each its output;
 * ```sh: commands whose output is not shown;
+* ```python whose first line is "# NAME.py": is saved under this name;
 * an HTML comment that begins with "setup": commands that the reader does not see. $VECTORS and $DEMO are the folders of
   test data and of the embedded models;
 * an HTML comment "not run: REASON" before a block: it is left out. Other comments do not count.
@@ -28,11 +29,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import polyquant
+
 __all__ = ["Block", "Command", "blocks", "differs", "run_page"]
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(
-    r"^(?P<indent> *)```(?P<language>console|sh)\n(?P<body>.*?)^ *```$|^<!-- (?P<note>.*?)\s-->$", re.M | re.S
+    r"^(?P<indent> *)```(?P<language>console|sh|python(?=\n# \w+\.py\n))\n(?P<body>.*?)^ *```$"
+    r"|^<!-- (?P<note>.*?)\s-->$",
+    re.M | re.S,
 )
 SERVER = re.compile(r"^polyquant serve .*&$", re.M)
 READY = "for _ in {1..200}; do curl -sf http://127.0.0.1:8080/health >/dev/null && break; sleep 0.05; done\n"
@@ -63,7 +68,7 @@ class Block:
     line: int
     commands: tuple[Command, ...]
     reason: str | None
-    """The reason why it is not run; "" if it is."""
+    """The reason for not running it."""
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -79,8 +84,7 @@ def blocks(page: str) -> Iterator[Block]:
                 yield Block(line, (Command(line, note.removeprefix("setup\n"), None),), None)
             continue
         body = re.sub(f"^{match['indent']}", "", match["body"], flags=re.M)
-        parse = _console if match["language"] == "console" else _script
-        yield Block(line, tuple(parse(body, line + 1)), reason)
+        yield Block(line, tuple(PARSE[match["language"]](body, line + 1)), reason)
         reason = None
 
 
@@ -104,6 +108,12 @@ def _console(body: str, line: int) -> Iterator[Command]:
     yield Command(start, text, expected)
 
 
+def _saved(body: str, line: int) -> Iterator[Command]:
+    name = body.partition("\n")[0].removeprefix("# ")
+    yield Command(line, f"cat > {name} <<'END OF FILE'\n{body}END OF FILE", None)
+
+
+PARSE = {"console": _console, "sh": _script, "python": _saved}
 NUMBER = r"\d[\d,]*\.\d+"
 VARIES = re.compile(
     r"\b(?:\d[\d,]*(?:\.\d+)? (?:[KMGT]i?B/s|million weights/s|billion weights/s|tokens/s|tokens a second|ms|min|s|h)\b"
@@ -130,7 +140,7 @@ def _close(a: str, b: str) -> bool:
 
 
 def run_page(page: Path, folder: Path, server: str) -> list[tuple[Command, str]]:
-    """Run the page in `folder`; the commands that failed or printed something else, each with what was found."""
+    """Run the page in `folder`; the commands that failed or printed something else, each with its output."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -150,7 +160,8 @@ def run_page(page: Path, folder: Path, server: str) -> list[tuple[Command, str]]
     env = {
         **os.environ, "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}", "POLYQUANT_SERVER": server,
         "COLUMNS": "80", "NO_COLOR": "1", "VECTORS": str(ROOT / "tests/vectors"), "HOME": str(folder),
-        "DEMO": str(ROOT / "src/polyquant/demo"), "TMPDIR": str(folder), "LC_ALL": "C.UTF-8",
+        "DEMO": str(ROOT / "src/polyquant/demo"), "PYTHONPATH": str(Path(polyquant.__path__[0]).parent),
+        "TMPDIR": str(folder), "LC_ALL": "C.UTF-8",
     }  # fmt: skip
     ran = subprocess.run(
         ["bash", "-c", script], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -13,6 +13,7 @@ from polyquant.cli import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = [page for page in PAGES if "generated" not in page.parts]
 WORD = r"""(?:'[^']*'|"[^"]*"|[^\s`|&;#])+"""
 OF_THE_EXAMPLE_PLUGIN = ("--alignment",)
 

@@ -9,14 +9,17 @@ import pytest
 from docs.console import blocks, differs, run_page
 
 ROOT = Path(__file__).resolve().parents[2]
-SHELL = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if any(blocks(p.read_text("utf-8")))]
+PAGES = (p for p in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if "generated" not in p.parts)
+SHELL = [p for p in PAGES if any(blocks(p.read_text("utf-8")))]
 NOT_RUN = {
     "README.md": 1,  # make
     "docs/browse.md": 1,  # needs a terminal
     "docs/cli.md": 3,  # a model of 70,000 tensors, a conversation, a terminal
     "docs/evaluate.md": 2,  # lm-eval downloads its tasks
     "docs/install.md": 1,  # needs a container engine
+    "docs/llm.md": 2,  # installs packages, a model
     "docs/plugins.md": 1,  # installs a package
+    "docs/quickstart.md": 2,  # installs the package, downloads a model
     "docs/remote.md": 3,  # servers
     "docs/scale.md": 3,  # a model of 70,000 tensors, several machines, clusters
     "docs/sweep.md": 1,  # takes a minute

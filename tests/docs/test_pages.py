@@ -68,11 +68,37 @@ def test_every_command_has_a_section():
     assert set(re.findall(r"^## (\w+)$", page, re.M)) == set(COMMANDS)
 
 
+IN_THE_SITE_ONLY = "generated/"
+"""Pages that scripts/site_pages.py writes while the site is built."""
+PAGES = [p for p in (*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")) if "generated" not in p.parts]
+
+
+def anchors(page):
+    """The anchors that code hosts give to the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    plain = (re.sub(r"[^\w\s-]", "", h.strip().lower()) for h in re.findall(r"^#+ (.*)$", text, re.M))
+    return {re.sub(r"\s", "-", h) for h in plain}
+
+
+def test_every_page_is_in_the_contents():
+    """Those of the site are index.md and the README of a folder (docs/conf.py), those of the files docs/README.md."""
+    contents = (DOCS / "index.md").read_text(encoding="utf-8").splitlines()
+    pages = {page.relative_to(DOCS) for page in PAGES if page.is_relative_to(DOCS)}
+    pages -= {Path("index.md"), Path("README.md")}
+    listed = {page for page in pages if page.with_suffix("").as_posix() in contents}
+    assert {page for page in pages - listed if (page.parent / "README.md") not in listed} == set()
+    linked = re.findall(r"\]\(([^)#:]+)", (DOCS / "README.md").read_text(encoding="utf-8"))
+    assert {page.as_posix() for page in listed} <= set(linked)
+
+
 def test_links_resolve():
-    dead = [
-        f"{page.name}: {target}"
-        for page in (*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md"))
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-        if not (page.parent / target).exists()
-    ]
+    known = {page.resolve(): anchors(page) for page in PAGES}
+    dead = []
+    for page in PAGES:
+        for path, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+            if path.startswith(IN_THE_SITE_ONLY):
+                continue
+            target = (page.parent / path).resolve() if path else page.resolve()
+            if not target.exists() or (anchor and target in known and anchor not in known[target]):
+                dead.append(f"{page.relative_to(DOCS.parent)}: {path}#{anchor}")
     assert not dead

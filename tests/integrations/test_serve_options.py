@@ -9,6 +9,7 @@ import json
 import math
 import re
 import signal
+import time
 import urllib.request
 
 import jsonschema
@@ -248,6 +249,20 @@ def test_the_log_has_a_line_per_request_without_prompts(client, log):
     assert good["seconds"] >= good["first_token_seconds"] > 0 and good["tokens_per_second"] > 0
     assert (bad["status"], bad["error"], bad["disconnected"]) == (400, "invalid_value", False)
     assert "secret" not in text
+
+
+def test_a_client_that_leaves_is_logged_with_its_tokens(client, log):
+    before = log.read_text().count("\n")
+    ask = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 500, "n": 32, "temperature": 0}
+    with client.completions.create(stream=True, **ask) as stream:
+        next(iter(stream))
+    for _ in range(1000):
+        if log.read_text().count("\n") > before:
+            break
+        time.sleep(0.01)
+    (left,) = (json.loads(line) for line in log.read_text().splitlines()[before:])
+    assert (left["status"], left["disconnected"], left["prompt_tokens"]) == (200, True, 3)
+    assert 0 < left["completion_tokens"] < 32 * 500
 
 
 def handled(model, *requests, access=None, prompts=True):  # noqa: F811

@@ -77,7 +77,8 @@ def test_names_of_figures(report):
 
 
 def test_shown_in_a_notebook(report):
-    assert repr(report).startswith("<ReportPage ") and len(repr(report)) < 200
+    for value in (report, report.overview, *report.overview.candidates, *report.figures):
+        assert repr(value).startswith(f"<{type(value).__name__} ") and len(repr(value)) < 200
     shown = report._repr_html_()
     assert shown.count("<tr>") == 4 and "KL divergence" in shown
 

@@ -180,3 +180,44 @@ def test_a_killed_step_is_reported(book, calls, tmp_path, monkeypatch):
             patch.setattr(run, "run_child", lambda task, request, **more: process.Answer(error="killed"))
             pq.sweep(SOURCE, text=book, work=tmp_path / "other", recipes=["q4_0"])
     assert pq.sweep(SOURCE, text=book, work=tmp_path / "work", recipes=["q4_0"]).trials[0].status == "measured"
+
+
+# ---------------------------------------------------------------- journals of others
+
+
+def rewritten(work, change):
+    """Change the entries of a journal, with valid checksums."""
+    lines = (work / "journal").read_bytes().splitlines(keepends=True)
+    entries = [journal.parsed(line) for line in lines]
+    change({entry["kind"]: entry for entry in entries})
+    (work / "journal").unlink()
+    fd = os.open(work / "journal", os.O_WRONLY | os.O_CREAT)
+    for entry in entries:
+        journal.append(fd, **entry)
+    os.close(fd)
+
+
+FORGED = {
+    "a file outside": lambda e: e["converted"].update(path="../precious", files={"": e["precious"]}),
+    "a file above": lambda e: e["converted"].update(path=".", files={"../precious": e["precious"]}),
+    "an absolute file": lambda e: e["converted"].update(files={"/precious": [1, 2]}),
+    "logits outside": lambda e: e["source"]["stored"].update(files=[["../../precious", 1, 2]]),
+    "no name": lambda e: e["started"].pop("name"),
+    "another kind": lambda e: e["started"].update(kind="finished"),
+    "no figures": lambda e: e["measured"].update(measurement={}),
+    "no speed": lambda e: e["measured"]["measurement"]["speed"].pop("decode"),
+    "no steps": lambda e: e["converted"].update(steps=[{}]),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_journal_is_refused(name, book, calls, tmp_path):
+    work = tmp_path / "work"
+    pq.sweep(SOURCE, text=book, work=work, recipes=["q4_0"])
+    (tmp_path / "precious").write_text("mine")
+    state = folder.file_states(tmp_path / "precious")[""]
+    rewritten(work, lambda entries: FORGED[name]({**entries, "precious": state}))
+    for options in ({"keep": "none"}, {"restart": True}):
+        with pytest.raises(PlanError, match="the journal is not that of a sweep"):
+            pq.sweep(SOURCE, text=book, work=work, recipes=["q4_0"], **options)
+    assert (tmp_path / "precious").read_text() == "mine"

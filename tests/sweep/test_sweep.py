@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -332,6 +333,17 @@ def test_the_report_contains_the_figures(finished, tmp_path):
         result.write_report(page)
 
 
+def test_the_report_has_figures_and_rows(finished):
+    result, _ = finished
+    side = result.report()
+    rows = {row["model"]: row for row in side.rows()}
+    for trial in result.trials[:3]:
+        assert rows[trial.name]["kl"] == trial.kl
+        assert rows[trial.name]["efficient"] == (trial.name in result.efficient)
+    points = side.figure("size_against_error").spec["data"]["values"]
+    assert sorted(point["y"] for point in points) == sorted(t.kl for t in result.trials[:3])
+
+
 def test_forecasts_are_close(finished, book, tmp_path):
     made = outlook(SOURCE, text=book, work=tmp_path / "work", recipes=[*NAMES, "trellis:3.5"])
     by_name = {t.name: t for t in finished[0].trials}
@@ -356,3 +368,20 @@ def test_target_sizes_measure_the_model_once(book, calls, tmp_path, monkeypatch)
     )
     assert [t.status for t in result.trials] == ["measured", "measured"] and len(measured) == 1
     assert result.trials[0].nbytes < result.trials[1].nbytes and result.trials[0].kl > result.trials[1].kl
+
+
+def test_the_page_of_many_candidates_is_small(finished):
+    """As large as for a model of 32 layers."""
+    pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
+    from polyquant.analysis.report.page import page
+    from polyquant.analysis.sweep.overview import overview
+
+    result, _ = finished
+    q4 = result.trials[1]
+    layer = [s for s in q4.steps if s.tensor.startswith("blk.0.")]
+    steps = tuple(replace(s, tensor=s.tensor.replace("blk.0.", f"blk.{i}.")) for i in range(32) for s in layer)
+    many = [replace(q4, name=f"q4_{i}", nbytes=q4.nbytes + i, steps=steps) for i in range(16)]
+    found = overview(result.reference, many, frozenset({"q4_0"}), text="text", machine="machine", advice="q4_0")
+    text = page(found)
+    assert len(text) < 2_000_000 and text.count("Codecs by layer") == 1
+    assert "better ones are not listed" in text

@@ -78,6 +78,8 @@ def statistics(
 def sampled(reader: Reader, shape: Shape) -> F32:
     """About _SAMPLED values of whole rows, spread evenly."""
     rows, k = as_matrix(shape)
+    if not rows * k:
+        return np.empty(0, np.float32)
     wanted = np.unique(np.linspace(0, rows - 1, max(1, min(rows, _SAMPLED // max(1, k)))).astype(np.int64))
     runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
     return np.concatenate([reader.rows(slice(int(run[0]), int(run[-1]) + 1)).reshape(-1) for run in runs])
@@ -95,13 +97,18 @@ def bar_counts(values: NDArray[np.float32], edge: float) -> tuple[int, ...]:
 
 
 def ternary_counts(side: Side) -> tuple[int, ...] | None:
-    """Counts of the codes -1, 0, 1 in the first rows of a ternary tensor; None for other tensors."""
-    if len(side.weights) != 1 or side.weights[0].codec.form is not Ternary or not side.weights[0].codec.row_sliced:
+    """Counts of the codes -1, 0, 1 in the first rows of a ternary tensor, or in all if it cannot be read by rows; None
+    for other tensors.
+    """
+    if len(side.weights) != 1 or side.weights[0].codec.form is not Ternary:
         return None
     rows, k = as_matrix(side.shape)
     weight = side.weights[0]
-    stop = min(rows, max(1, _SAMPLED // max(1, k)))
-    found = weight.codec.unpack(weight.read(slice(0, stop)), (stop, k)).codes
+    if weight.codec.row_sliced:
+        stop = min(rows, max(1, _SAMPLED // max(1, k)))
+        found = weight.codec.unpack(weight.read(slice(0, stop)), (stop, k)).codes
+    else:
+        found = weight.codec.unpack(weight.read(), weight.shape).codes
     return tuple(int((found == code).sum()) for code in (-1, 0, 1))
 
 

@@ -165,7 +165,7 @@ def _row(candidate: Candidate, overview: Overview) -> Row:
         "kl": None if divergence is None else divergence.kl.value,
         "kl_99": None if divergence is None else divergence.kl_99,
         "top_1": None if divergence is None else divergence.top_1.value,
-        "efficient": None if error is None else candidate.label in overview.efficient,
+        "efficient": None if candidate is overview.reference else candidate.label in overview.efficient,
         "findings": len(candidate.findings), "problem": candidate.problem,
     }  # fmt: skip
 

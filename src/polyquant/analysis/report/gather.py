@@ -21,7 +21,7 @@ from polyquant.analysis.side import Reader, Side
 from polyquant.analysis.speed import Speed
 from polyquant.analysis.statistics import BINS, OUTLIER, bar_counts, edge_of, sampled, ternary_counts
 from polyquant.analysis.validate import validate
-from polyquant.errors import PlanError, UnsupportedError
+from polyquant.errors import PlanError, UnsupportedError, printable
 from polyquant.formats.steps import Progress
 from polyquant.opening import open_checkpoint
 from polyquant.storage.parsed import parsed_once
@@ -54,7 +54,7 @@ class Histogram:
     codes: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Candidate:
     """One checkpoint. comparison, histograms: against the reference, None and () for the reference itself. speed: on
     this machine, if it was measured.
@@ -69,6 +69,9 @@ class Candidate:
     problem: str = ""
     speed: Speed | None = None
 
+    def __repr__(self) -> str:
+        return f"<Candidate {printable(self.label)}: {len(self.findings)} findings>"
+
     @property
     def error(self) -> float | None:
         """Relative root mean square error of all weights; None for the reference."""
@@ -81,7 +84,7 @@ class Candidate:
         return None if found is None else found.kl.value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Overview:
     """The reference and the candidates. efficient: labels of those that no other one beats in both size and error.
 
@@ -97,6 +100,9 @@ class Overview:
     machine: str = ""
     warning: str = ""
     left_out: tuple[tuple[str, str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Overview {printable(self.reference.label)}: {len(self.candidates)} compared>"
 
 
 @parsed_once()

@@ -19,8 +19,10 @@ from polyquant.tables import decibel, size
 __all__ = ["page", "refuse_existing", "require_packages"]
 
 _MADE = '<meta name="generator" content="polyquant">'
-_ROWS = 400
-"""Tensors in a table: the worst ones."""
+_ROWS, _ALL_ROWS, _LEAST_ROWS = 400, 1200, 20
+"""Most tensors in a table, the worst ones; in all tables together; least of each table."""
+_MAPS = 10
+"""Most candidates that all have maps of their layers; with more, only the efficient ones have them."""
 _ACTIONS = {
     "copied": "same codec, same values",
     "transcoded": "another codec, same values or codes",
@@ -87,6 +89,8 @@ def page(report: Overview) -> str:
 def _shown(candidate: Candidate, report: Overview) -> dict[str, Any]:
     """Text, numbers and charts of a checkpoint, for the template."""
     of, comparison = candidate.inspection, candidate.comparison
+    most = max(_LEAST_ROWS, min(_ROWS, _ALL_ROWS // max(1, len(report.candidates))))
+    mapped = len(report.candidates) <= _MAPS or candidate.label in report.efficient
     codes = all_codes()
     return {
         "label": escaped(candidate.label),
@@ -108,12 +112,12 @@ def _shown(candidate: Candidate, report: Overview) -> dict[str, Any]:
         "cosine": None if comparison is None else comparison.error.cosine,
         "notes": [escaped(note) for note in of.notes],
         "problem": escaped(candidate.problem),
-        "type_map": charts.draw(charts.type_map(candidate)),
-        "error_map": charts.draw(charts.error_map(candidate)) if comparison is not None else "",
+        "type_map": charts.draw(charts.type_map(candidate)) if mapped else "",
+        "error_map": charts.draw(charts.error_map(candidate)) if comparison is not None and mapped else "",
         "layers": charts.draw(charts.divergence_bars(candidate)),
         "histograms": charts.draw(charts.histogram_bars(candidate.histograms)) if candidate.histograms else "",
-        "rows": _rows(candidate),
-        "hidden": 0 if comparison is None else max(0, len(comparison.tensors) - _ROWS),
+        "rows": _rows(candidate, most),
+        "hidden": 0 if comparison is None else max(0, len(comparison.tensors) - most),
         "alone": []
         if comparison is None
         else [
@@ -133,11 +137,11 @@ def _shown(candidate: Candidate, report: Overview) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rows(candidate: Candidate) -> list[dict[str, Any]]:
+def _rows(candidate: Candidate, most: int) -> list[dict[str, Any]]:
     """The tensors with the largest errors."""
     if candidate.comparison is None:
         return []
-    worst = sorted(candidate.comparison.tensors, key=lambda t: t.error.snr)[:_ROWS]
+    worst = sorted(candidate.comparison.tensors, key=lambda t: t.error.snr)[:most]
     return [
         {
             "name": escaped(t.name), "shape": "×".join(map(str, t.shape)), "a": t.a, "b": t.b, "action": action_of(t),

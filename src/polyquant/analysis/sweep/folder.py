@@ -17,6 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from polyquant.analysis.sweep.scores import Stored
+from polyquant.analysis.sweep.trials import Measurement
+from polyquant.conversion.report import StepReport
 from polyquant.errors import PlanError, printable
 from polyquant.storage import journal as journals
 from polyquant.storage.renames import named, sync_folder
@@ -58,16 +61,29 @@ class WorkPlace:
         except BlockingIOError:
             os.close(fd)
             raise PlanError("another sweep is using this folder", file=path, hint="wait for it, or stop it") from None
-        return cls(path, fd)
+        try:
+            return cls(path, fd)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def close(self) -> None:
         """Release the folder."""
         os.close(self._journal)
 
     def _read(self) -> None:
+        """Read the journal. Raises PlanError for an entry that a sweep does not write."""
         good = 0
         for line in journals.lines(self._journal):
-            entry = journals.parsed(line)
+            try:
+                entry = journals.parsed(line)
+                if entry is not None:
+                    _check(entry)
+            except (KeyError, TypeError, ValueError, RecursionError) as problem:
+                raise PlanError(
+                    "the journal is not that of a sweep", file=self.path / _JOURNAL, found=f"{problem}",
+                    hint="choose another --work",
+                ) from None  # fmt: skip
             if entry is None:
                 break
             good += len(line)
@@ -112,6 +128,7 @@ class WorkPlace:
     def restart(self) -> list[str]:
         """Forget all results and remove the candidates. Returns the names of files that are kept."""
         kept = [name for key in list(self.entries) for name in self.remove(key)]
+        self._discard_reference()
         os.ftruncate(self._journal, 0)
         self.identity, self.source, self.damage, self.entries = None, None, {}, {}
         return kept
@@ -156,7 +173,7 @@ class WorkPlace:
                 kept += [printable(p.name) for p in path.iterdir() if p.name not in kept]
         return kept
 
-    def discard_reference(self) -> None:
+    def _discard_reference(self) -> None:
         """Remove the stored logits."""
         names = [] if self.source is None else [name for name, *_ in self.source["stored"]["files"]]
         for name in names:
@@ -176,10 +193,42 @@ def _is_ours(journal: Path) -> bool:
         first = next(journals.lines(fd), b"")
         if not first.endswith(b"\n"):  # torn
             return len(first) == os.fstat(fd).st_size and len(list(journal.parent.iterdir())) == 1
-        entry = journals.parsed(first)
-        return isinstance(entry, dict) and entry.get("kind") == "sweep"
+        with suppress(ValueError, RecursionError):
+            entry = journals.parsed(first)
+            return isinstance(entry, dict) and entry.get("kind") == "sweep"
+        return False
     finally:
         os.close(fd)
+
+
+def _check(entry: dict[str, Any]) -> None:
+    """Raise KeyError, TypeError or ValueError for an entry without its values, or with a path outside the folder."""
+    kind = entry["kind"]
+    texts: dict[str, tuple[str, ...]] = {
+        "sweep": (), "source": (), "damage": ("family",), "started": ("key", "name"), "converted": ("key", "path"),
+        "measured": ("key",), "failed": ("key", "reason"),
+    }  # fmt: skip
+    if not all(isinstance(entry[name], str) for name in texts[kind]):
+        raise TypeError(f"an entry '{kind}'")
+    names: list[str] = []
+    if kind == "sweep":
+        dict(entry["identity"])
+    elif kind == "source":
+        Measurement.from_json(entry["measurement"])
+        names = [name for name, _, _ in Stored.from_json(entry["stored"]).files]
+    elif kind == "damage":
+        dict(entry["measured"])
+    elif kind == "converted":
+        float(entry["seconds"])
+        [StepReport.from_json(step) for step in entry["steps"]]
+        names = [entry["path"], *(name for name in entry["files"] if name)]
+        if "/" in entry["path"]:
+            raise ValueError(entry["path"])
+    elif kind == "measured":
+        Measurement.from_json(entry["measurement"])
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
+            raise ValueError(f"the path {printable(name)}")
 
 
 def _state(path: Path) -> list[int] | None:

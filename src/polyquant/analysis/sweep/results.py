@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from polyquant.analysis.report.figures import ReportPage
 from polyquant.analysis.sweep import advice
 from polyquant.analysis.sweep.advice import Advice, Limits
 from polyquant.analysis.sweep.trials import Trial
@@ -104,22 +105,22 @@ class Sweep:
             "rows": self.rows(),
         }
 
+    def report(self) -> ReportPage:
+        """The measured candidates side by side: figures, and the page of `polyquant report`."""
+        from polyquant.analysis.sweep.overview import overview
+
+        return ReportPage(
+            overview(
+                self.reference, self.trials, self.efficient, text=self.text, machine=self.machine,
+                advice=self.advice.sentence, warning=self.disturbed,
+            )
+        )  # fmt: skip
+
     def write_report(self, path: Path | str, *, overwrite: bool = False) -> int:
         """Write the page of `polyquant report` about the trials; return its size. Raises PlanError, UnsupportedError
         without the extra `report`.
         """
-        from polyquant.analysis.report.page import page, refuse_existing
-        from polyquant.analysis.sweep.overview import overview
-        from polyquant.storage.one_file import write_file
-
-        refuse_existing(Path(path), overwrite=overwrite)
-        shown = overview(
-            self.reference, self.trials, self.efficient, text=self.text, machine=self.machine,
-            advice=self.advice.sentence, warning=self.disturbed,
-        )  # fmt: skip
-        content = page(shown).encode()
-        write_file(Path(path), content, overwrite=overwrite)
-        return len(content)
+        return self.report().save(path, overwrite=overwrite).stat().st_size
 
 
 def _short(value: float | None) -> str:

@@ -56,6 +56,7 @@ class Answer:
             # A thread cannot be cancelled: the ticket is held until it finishes, so there are never more threads than
             # tickets.
             generations = await asyncio.to_thread(self.served.engine.prepare, self.request)
+            record.prompt_tokens = sum(g.prompt_tokens for g in generations[:: self.request.n])
             events = self._events(ticket, generations, record)
             await while_connected(receive, self._answer(events, len(generations), scope, receive, send))
 

@@ -93,7 +93,6 @@ class Record:
         """Note the end of an answer; first: the first one to its prompt."""
         self.finish.append(finish.reason)
         if first:
-            self.prompt_tokens += finish.prompt_tokens
             self.cached_tokens += finish.cached_tokens
 
 

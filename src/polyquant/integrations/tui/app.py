@@ -183,7 +183,7 @@ class Browser(App[BaseException]):
         tensors = self.query_one(Tensors)
         tensors.show(listing)
         tensors.rows.focus()
-        for note in (headers.problem, *headers.notes):
+        for note in (*headers.notes, headers.problem):
             if note:
                 self.say(f"note: {note}")
         self.loaded = True

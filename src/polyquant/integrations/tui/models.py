@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyquant.analysis.side import Side
 from polyquant.errors import PolyquantError, UnknownTensorError
 from polyquant.integrations.tui.headers import Headers
 from polyquant.integrations.tui.listing import Entry
@@ -15,6 +14,7 @@ from polyquant.types import Checkpoint
 
 if TYPE_CHECKING:  # imported on first use: the first screen works without them
     from polyquant.analysis.compare import TensorComparison
+    from polyquant.analysis.side import Side
     from polyquant.analysis.statistics import Statistics
     from polyquant.tokenizers.tokenizer import Tokenizer
     from polyquant.types import Findings
@@ -38,10 +38,17 @@ class Models:
         """The checkpoints, opened on first use. Raises InputError, RemoteError."""
         with self._lock:
             if self._opened is None:
-                opened = tuple(look(path, **self._options(path)) for path in self.paths)
-                self._sides = self._matched(opened)
-                self._opened = opened
+                self._opened = tuple(look(path, **self._options(path)) for path in self.paths)
             return self._opened
+
+    @property
+    def sides(self) -> tuple[dict[str, Side], ...]:
+        """The tensors of each model, named alike."""
+        opened = self.opened
+        with self._lock:
+            if not self._sides:
+                self._sides = self._matched(opened)
+            return self._sides
 
     def _options(self, path: str) -> dict[str, Any]:
         return {} if self._layout is None else accepted(detect(path)[0], {"ternary_layout": self._layout})
@@ -54,6 +61,8 @@ class Models:
                 return sides(*opened)
             except PolyquantError as problem:
                 self.problem = f"tensors are matched by their stored names: {problem}"
+        from polyquant.analysis.side import Side
+
         return tuple({w.name: Side((w,), w.shape) for w in c.values()} for c in opened)
 
     def headers(self) -> Headers:
@@ -61,22 +70,22 @@ class Models:
         from polyquant.analysis.inspect import architecture_of
 
         a, *others = self.opened
-        left = self._sides[0]
-        right: Mapping[str, Side] = self._sides[1] if others else {}
+        if not others:  # without the import of what a comparison needs
+            stored = tuple(Entry(w.name, w.shape, str(w.codec), w.nbytes) for w in a.values())
+            return Headers(a.format, architecture_of(a), stored, a.notes)
+        left, right = self.sides
         entries = [_entry(name, side, right.get(name)) for name, side in left.items()]
         entries += [
             Entry(n, s.shape, "", 0, s.shape, s.codec, _bytes(s), alone=True) for n, s in right.items() if n not in left
         ]
         notes = tuple(note for c in self.opened for note in c.notes)
-        b_format = others[0].format if others else ""
-        return Headers(a.format, architecture_of(a), tuple(entries), notes, b_format, self.problem)
+        return Headers(a.format, architecture_of(a), tuple(entries), notes, others[0].format, self.problem)
 
     def sides_of(self, name: str) -> list[Side]:
         """The tensor in each model that has it. Raises UnknownTensorError."""
-        opened = self.opened
-        found = [side[name] for side in self._sides if name in side]
+        found = [side[name] for side in self.sides if name in side]
         if not found:
-            raise UnknownTensorError(opened[0].path, name, self._sides[0])
+            raise UnknownTensorError(self.opened[0].path, name, self.sides[0])
         return found
 
     def parts(self, name: str) -> list[str]:

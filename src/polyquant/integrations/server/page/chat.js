@@ -206,6 +206,12 @@ function greeting() {
   return element("p", { className: "start", textContent: text });
 }
 
+function keyButton() {
+  const button = element("button", { type: "button", textContent: "Enter the API key" });
+  button.addEventListener("click", () => byId("key").showModal());
+  return element("p", { className: "start" }, button);
+}
+
 function listModels() {
   if (state.models.length === 1) return byId("models").replaceChildren(element("span", { textContent: state.models[0].id }));
   byId("models").replaceChildren(...state.models.map((model) => {
@@ -231,6 +237,7 @@ async function begin() {
   } catch (problem) {
     if (!(problem instanceof Refused)) throw problem;
     if (problem.status !== 401) return byId("log").replaceChildren(element("p", { className: "start error", textContent: problem.message }));
+    byId("log").replaceChildren(keyButton()); // for a dialog that was closed
     byId("key-error").textContent = state.key ? "The server does not accept this key." : "";
     if (!byId("key").open) byId("key").showModal();
     byId("key-value").select();

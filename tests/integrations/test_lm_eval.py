@@ -80,6 +80,27 @@ def test_answers_equal_transformers(lm):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [3, "4", "auto", "auto:2"])
+def test_answers_of_a_batch_are_the_same(lm, batch_size):
+    from polyquant.integrations.lm_eval.model import PolyquantLM
+
+    several = PolyquantLM(str(DEMO), activations="float", batch_size=batch_size)
+    assert several.batch_size > 1
+    lengths = [5, 1, 12, 3, 8, 2, 7]
+    asked = requests(*((e["prompt"], {"max_gen_toks": n}) for e in examples("generate") for n in lengths))
+    assert several.generate_until(asked, disable_tqdm=True) == lm.generate_until(asked, disable_tqdm=True)
+
+
+@installed
+@pytest.mark.parametrize("batch_size", [0, "many", "-1", 5000])
+def test_batch_sizes_are_checked(batch_size):
+    from polyquant.integrations.lm_eval.model import PolyquantLM
+
+    with pytest.raises(InputError, match=r"batch_size is out of range.*1 to 1024, or auto"):
+        PolyquantLM(str(DEMO), batch_size=batch_size)
+
+
+@pytest.mark.slow
 def test_a_shared_prefix_is_computed_once(lm, monkeypatch):
     fed = []
     decoder = lm.model.decoder

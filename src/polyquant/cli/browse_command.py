@@ -14,6 +14,7 @@ from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import leave
 from polyquant.errors import UnsupportedError
 from polyquant.integrations.tui.headers import Headers, read_ahead
+from polyquant.no_collection import no_collection
 
 _WAIT = 1.0
 """Seconds for threads to notice that they are cancelled."""
@@ -49,7 +50,8 @@ def browse(paths: tuple[str, ...], theme: str, ternary_layout: str | None) -> No
         return Models(paths[:2], ternary_layout).headers()
 
     ahead = read_ahead(paths[:2], read)
-    from polyquant.integrations.tui.app import Browser
+    with no_collection():
+        from polyquant.integrations.tui.app import Browser
 
     light = theme == "light" or (theme == "auto" and _light_terminal())
     browser = Browser(paths, ternary_layout=ternary_layout, light=light, read_ahead=ahead)

@@ -1,12 +1,14 @@
 """The harness's model class: log-likelihoods, rolling log-likelihoods, generation and chat templates.
 
-Requests run one at a time on one session. They are sorted by their tokens, so that each reuses its common prefix with
-the previous one: answers to one question, or questions after the same examples, process their common prefix once.
+Requests are sorted by their tokens, so that each reuses its common prefix with the previous one: answers to one
+question, or questions after the same examples, process their common prefix once. Log-likelihoods run one at a time on
+one session, since a prompt already uses all cores; answers are generated `batch_size` at a time.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, cast
@@ -14,9 +16,13 @@ from typing import Any, cast
 import numpy as np
 
 from polyquant.errors import InputError, UnsupportedError
+from polyquant.runtime.batch import Batch, Job, default_parallel
 from polyquant.runtime.chat import render_chat, template_of
+from polyquant.runtime.generate import Generation, generate
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations, load
+from polyquant.runtime.memory import default_memory
+from polyquant.runtime.sampling import Sampling
 from polyquant.runtime.scoring import log_sum_exp, pieces
 
 try:
@@ -40,7 +46,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "se
 @register_model("polyquant")
 class PolyquantLM(TemplateLM):
     """--model_args pretrained=PATH and any of: activations, cache, max_length, max_gen_toks, prefix_token_id,
-    add_bos_token.
+    add_bos_token. --batch_size: answers generated at once; auto: four per thread.
 
     max_length: tokens per window (default: the model's context). max_gen_toks: maximum tokens of an answer if the task
     has no limit. prefix_token_id: the first token of an input without context (default: BOS, else EOS). add_bos_token:
@@ -62,12 +68,11 @@ class PolyquantLM(TemplateLM):
     ) -> None:
         """device: ignored, since the harness always passes one ("cuda:0" by default); we run on the CPU."""
         super().__init__()
-        if batch_size not in (None, 1, "1") or max_batch_size is not None:
-            _log.warning("polyquant runs requests one at a time; the batch size has no effect")
+        self._parallel = _answers_at_once(batch_size, max_batch_size)
         self.model = load(pretrained, activations=activations, cache=cache, context=max_length)
         self.tokens = self.model.tokenizer
         self.max_length, self.max_gen_toks = self.model.context, max_gen_toks
-        self.batch_size = 1
+        self.batch_size = self._parallel
         self._prefix, self._add_bos = prefix_token_id, add_bos_token
         self._session = self.model.session()
         self._template: str | None = None
@@ -172,13 +177,25 @@ class PolyquantLM(TemplateLM):
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the answer to each prompt, up to a stop string or the maximum length."""
-        answers: dict[int, str] = {}
+        answers = [""] * len(requests)
         prompts = [self.tok_encode(request.args[0]) for request in requests]
         order = sorted(range(len(requests)), key=prompts.__getitem__)
-        for i in tqdm(order, disable=disable_tqdm, desc="Running generate_until requests"):
-            answers[i] = self._answer(prompts[i], requests[i].args[1])
-            self.cache_hook.add_partial("generate_until", requests[i].args, answers[i])
-        return [answers[i] for i in range(len(requests))]
+        memory = default_memory(self.model.checkpoint.nbytes)
+        batch = Batch(self.model.decoder, self.model.context, parallel=self._parallel, memory=memory)
+        waiting, jobs = deque(order), dict[int, Job]()
+        with tqdm(total=len(order), disable=disable_tqdm, desc="Running generate_until requests") as progress:
+            while waiting or jobs:
+                while waiting and len(jobs) < 2 * self._parallel:  # each has a session
+                    i = waiting.popleft()
+                    jobs[i] = batch.submit(self._generation(prompts[i], requests[i].args[1]))
+                batch.advance()
+                for i, job in list(jobs.items()):
+                    answers[i] += _new_text(job)
+                    if job.ended:
+                        del jobs[i]
+                        self.cache_hook.add_partial("generate_until", requests[i].args, answers[i])
+                        progress.update()
+        return answers
 
     # ------------------------------------------------------------ implementation
 
@@ -211,7 +228,7 @@ class PolyquantLM(TemplateLM):
         if shared < len(tokens):
             self._session.feed(tokens[shared:])
 
-    def _answer(self, prompt: Sequence[int], task_options: Mapping[str, Any]) -> str:
+    def _generation(self, prompt: Sequence[int], task_options: Mapping[str, Any]) -> Generation:
         options = dict(task_options)
         until = options.pop("until", None) or []
         lengths = [options.pop(name, None) for name in _LENGTHS]
@@ -230,17 +247,33 @@ class PolyquantLM(TemplateLM):
             sampling.setdefault("temperature", 1.0)
         self._warn(options)
         stops = [until] if isinstance(until, str) else cast("Iterable[str]", until)
-        generation = self.model.generate(
+        return generate(
+            self.model,
             list(prompt)[-(self.max_length - most) :],
             max_tokens=most,
             stop=[s for s in stops if s],
-            session=self._session,
-            **sampling,
+            sampling=Sampling(**sampling),
         )
-        return "".join(token.text for token in generation)
 
     def _warn(self, options: Iterable[str]) -> None:
         """Warn once per option of the task that has no effect."""
         for name in set(options) - self._unknown:
             self._unknown.add(name)
             _log.warning("polyquant ignores the unknown generation option '%s'", name)
+
+
+def _answers_at_once(batch_size: int | str | None, limit: int | None) -> int:
+    """Return the number for --batch_size and --max_batch_size. Raises InputError for other values."""
+    word = str(1 if batch_size is None else batch_size)
+    if word == "auto" or word.startswith("auto:"):
+        return min(default_parallel(), limit or default_parallel())
+    if not word.isdecimal() or not 1 <= int(word) <= 1024:
+        raise InputError("batch_size is out of range", expected="1 to 1024, or auto", found=batch_size)
+    return int(word)
+
+
+def _new_text(job: Job) -> str:
+    """Return the text since the last call. Raises the error that ended the job."""
+    if job.problem is not None:
+        raise job.problem
+    return "".join(token.text for token in job.taken())

@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from polyquant.integrations.tui.listing import Entry
+from polyquant.no_collection import no_collection
 from polyquant.storage.locations import is_remote
 
 __all__ = ["Headers", "read_ahead"]
@@ -62,7 +63,8 @@ def _answer(sink: int, read: Callable[[], Headers]) -> None:
         devnull = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
             os.dup2(devnull, fd)
-        raw = json.dumps(astuple(read())).encode()
+        with no_collection():
+            raw = json.dumps(astuple(read())).encode()
         with os.fdopen(sink, "wb") as pipe:
             pipe.write(raw)
     finally:

@@ -2,6 +2,7 @@
 
 const NUMBERS = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"];
 const CONTINUED = 256; // tokens by which a model without a chat template continues a text
+const ALTERNATIVES = 5; // tokens whose probabilities are known where two answers part
 const state = { models: [], turns: [], views: [], running: null, key: "", drawing: false };
 
 const selected = () => state.models.filter((model) => model.box?.checked ?? true);
@@ -65,9 +66,10 @@ function body(turn, cell, model) {
     ...sampling(turn, several),
   };
   if (!model.polyquant.chat) {
-    return { ...common, prompt: turn.user, max_tokens: limit ?? CONTINUED, ...(several && { logprobs: 0 }) };
+    return { ...common, prompt: turn.user, max_tokens: limit ?? CONTINUED, ...(several && { logprobs: ALTERNATIVES }) };
   }
-  return { ...common, messages: history(turn, cell.model), ...(limit && { max_tokens: limit }), ...(several && { logprobs: true }) };
+  const compared = several && { logprobs: true, top_logprobs: ALTERNATIVES };
+  return { ...common, messages: history(turn, cell.model), ...(limit && { max_tokens: limit }), ...compared };
 }
 
 // Add the tokens of a chunk to its cell.
@@ -78,11 +80,14 @@ function take(cell, chunk, seconds) {
   cell.finish = choice.finish_reason ?? cell.finish;
   const text = choice.delta?.content ?? choice.text ?? "";
   const logprobs = choice.logprobs?.content?.map((entry) => entry.logprob) ?? choice.logprobs?.token_logprobs ?? [];
+  const tops = choice.logprobs?.content?.map((entry) => new Map(entry.top_logprobs.map((top) => [top.token, top.logprob])))
+    ?? choice.logprobs?.top_logprobs?.map((top) => new Map(Object.entries(top))) ?? [];
   (choice.token_ids ?? []).forEach((id, i) => {
     cell.first ??= seconds;
     cell.last = seconds;
     const own = i ? "" : text;
-    cell.tokens.push({ id, text: own, logprob: logprobs[i], shown: own.replaceAll("\n", "⏎").replace(/^ /, "␣") || "…" });
+    const shown = own.replaceAll("\n", "⏎").replace(/^ /, "␣") || "…";
+    cell.tokens.push({ id, text: own, shown, logprob: logprobs[i], top: tops[i] });
   });
   cell.text += text;
   const after = cell.tokens.length - 1;
@@ -222,7 +227,7 @@ function listModels() {
 
 function placeholders() {
   const defaults = { temperature: 1, top_k: 0, top_p: 1, min_p: 0, repetition_penalty: 1, ...state.models[0]?.polyquant.sampling };
-  const same = state.models.every((m) => JSON.stringify(m.polyquant.sampling) === JSON.stringify(state.models[0].polyquant.sampling));
+  const same = new Set(state.models.map((model) => JSON.stringify(model.polyquant.sampling))).size < 2;
   for (const id of NUMBERS.slice(0, -1)) byId(id).placeholder = same ? String(defaults[id]) : "default";
 }
 

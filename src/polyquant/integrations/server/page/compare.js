@@ -29,19 +29,27 @@ function pieces(cell, parted) {
   return [cell.text.slice(0, start), cell.text.slice(start, end), cell.text.slice(end)];
 }
 
-function chosen(cell, index) {
+function percent(logprob) {
+  const value = 100 * Math.exp(logprob);
+  return `${value < 9.95 ? value.toPrecision(2) : value.toFixed(0)} %`;
+}
+
+// The token that a model has chosen, with its probability there and that of the other model's token, if it is known.
+function chosen(cell, other, index) {
   const token = cell.tokens[index];
-  if (!token) return `${cell.model} ends`;
-  const percent = 100 * Math.exp(token.logprob);
-  const shown = Number.isNaN(percent) ? "" : ` (${percent < 9.95 ? percent.toPrecision(2) : percent.toFixed(0)} %)`;
-  return `${cell.model} “${token.shown}”${shown}`;
+  if (!token) return `${cell.model}: the end`;
+  if (token.logprob === undefined) return `${cell.model}: “${token.shown}”`;
+  const rival = other.tokens[index];
+  const also = rival && token.top?.get(rival.text);
+  const rest = also === undefined ? "" : `, “${rival.shown}” ${percent(also)}`;
+  return `${cell.model}: “${token.shown}” ${percent(token.logprob)}${rest}`;
 }
 
 // One line about two answers.
 function verdict(a, b, shared) {
   const parted = parting(a, b, shared);
   if (parted?.index !== undefined) {
-    return `The answers part at token ${parted.index + 1}: ${chosen(a, parted.index)}, ${chosen(b, parted.index)}.`;
+    return `The answers part at token ${parted.index + 1}. ${chosen(a, b, parted.index)}; ${chosen(b, a, parted.index)}.`;
   }
   if (parted) return `The answers part at character ${parted.at + 1}. (The models have different vocabularies.)`;
   if (a.error || b.error) return "";

@@ -282,7 +282,8 @@ def test_prefixes_are_reused_and_copied(name, cache):
     jobs = [batch.submit(generate(model, p, max_tokens=10)) for p in ([*shared, 5, 6], [*shared, 11], chat)]
     while batch.advance():
         pass
-    assert [job.generation.reused for job in jobs] == [96, 96, 128 if cache == "int8" else 135]
+    marked = 95 if name == "lfm2" else 96  # a recurrent state is kept before the last token of a prompt
+    assert [job.generation.reused for job in jobs] == [marked, marked, 128 if cache == "int8" else 135]
     for job in jobs:
         fresh = model.generate(job.generation.prompt, max_tokens=10)
         assert [t.id for t in job.taken()] == [t.id for t in fresh]

@@ -214,7 +214,9 @@ class Batch:
                 session.prefill(piece)
                 self._prompts.append(job)
             else:
-                self._take(job, session.feed(piece))
+                if session.cache.recurrent and len(piece) > 1:  # a mark from which the same prompt can be repeated
+                    session.prefill(piece[:-1])
+                self._take(job, session.feed(generation.prompt[session.position :]))
             job.fed += len(piece)
         except (PolyquantError, MemoryError) as problem:
             self._fail(job, problem)

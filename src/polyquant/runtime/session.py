@@ -59,6 +59,7 @@ class Session:
         for a in range(0, len(ids), _CHUNK):
             self.decoder.hidden(ids[a : a + _CHUNK], self.cache)
             self.tokens += ids[a : a + _CHUNK].tolist()
+        self.cache.mark()
 
     def feed_all(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """Feed tokens -> logits [T, vocab] after each. Raises InputError."""

@@ -139,4 +139,4 @@ def _directive(name: str, value: object) -> str:
         return f".. py:data:: polyquant.{name}\n   :value: {value}"
     if _callable(value):
         return f".. autofunction:: polyquant.{name}"
-    return f".. autoclass:: polyquant.{name}\n   :members:"
+    return f".. autoclass:: polyquant.{name}\n   :members:\n   :undoc-members:\n   :exclude-members: __init__"

@@ -22,7 +22,6 @@ test: $(INSTALLED)
 check-slow: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[lm-eval,transformers]'
 	$(BIN)/python -m pytest -n auto -m 'slow or not slow'
-	$(MAKE) docs
 	$(MAKE) check-sanitized
 
 # The pages in headless Chromium, which must be installed (Debian: apt-get install chromium).

@@ -27,6 +27,8 @@ version = release = polyquant.__version__
 extensions = ["myst_parser", "sphinx_design", "sphinx.ext.autodoc"]
 exclude_patterns = ["README.md"]  # the contents for readers of the files; index.md is that of the site
 nitpicky = True
+smartquotes = False  # they turn options into dashes
+default_role = "code"  # `name` in docstrings
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist"]
 suppress_warnings = ["myst.header"]  # sections of docstrings start at any level

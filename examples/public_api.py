@@ -90,6 +90,8 @@ def run(model: Path, folder: Path) -> None:
     generation: pq.Generation = loaded.generate("And it came", max_tokens=4)
     tokens: list[pq.Token] = list(generation)
     print(loaded, "".join(token.text for token in tokens))
+    answers: list[pq.Answer] = list(loaded.generate_batch(["And it came", "Pharaoh"], max_tokens=4))
+    print(*(answer.text for answer in answers))
     evaluation: pq.Evaluation = pq.evaluate(model, text=text, context=32, tokens=256)
     importance: pq.Importance = pq.importance(model, folder / "imatrix.gguf", calibration=text, windows=1)
     print(evaluation, importance, sep="\n")

@@ -88,6 +88,7 @@ void bind_packed(nb::module_& m) {
   m.def("packed", &make_packed, "codec"_a, "bytes"_a, "rows"_a, "cols"_a, "scale"_a = 1.0f, "lane_step"_a = 0);
   m.def("packed_set", [] { return packed_set().name; });
   m.def("use_plain_kernels", &use_plain_kernels, "plain"_a);
+  m.def("use_avx2_kernels", &use_avx2_kernels);
   m.def("set_threads", &set_threads, "count"_a);
   m.def("get_threads", &get_threads);
   m.def("kernel_nanoseconds", &kernel_nanoseconds);

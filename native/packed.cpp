@@ -30,9 +30,48 @@ const PackedSet& packed_set() { return *chosen.load(std::memory_order_relaxed); 
 
 void use_plain_kernels(bool plain) { chosen.store(plain ? &packed_plain() : best(), std::memory_order_relaxed); }
 
+bool use_avx2_kernels() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (best() == &packed_plain()) return false;
+  chosen.store(&packed_avx2(), std::memory_order_relaxed);
+  return true;
+#else
+  return false;
+#endif
+}
+
 namespace {
 
-thread_local Room panel_room, row_room, input_room;
+thread_local Room panel_room, row_room, input_room, lane_room;
+
+// Puts the tokens side by side.
+SideBySide side_by_side(const Activations& a) {
+  const size_t vectors = (a.tokens + 7) / 8, k = a.padded, all = 8 * vectors * k;
+  uint8_t* room = lane_room.at_least(all + all / 32 * (2 + 2 + 1 + 1) * sizeof(float));
+  auto* q = reinterpret_cast<int8_t*>(room);
+  auto* scale = reinterpret_cast<float*>(q + all);
+  float *sum16 = scale + all / 32, *sum32 = sum16 + all / 16;
+  auto* total16 = reinterpret_cast<int32_t*>(sum32 + all / 32);
+  if (a.tokens % 8) std::memset(room, 0, all + all / 32 * 6 * sizeof(float));
+  parallel_for(k / kUnit, [=](size_t unit) {
+    for (size_t t = 0; t < a.tokens; ++t) {
+      const size_t vector = t / 8 * k, lane = t % 8;
+      const int8_t* from = a.q + t * k;
+      for (size_t i = unit * kUnit; i < (unit + 1) * kUnit; i += 16) {
+        int32_t total = 0;
+        for (size_t j = i; j < i + 16; ++j) total += from[j];
+        total16[8 * (vector + i) / 16 + lane] = total;
+        sum16[8 * (vector + i) / 16 + lane] = a.sum16[(t * k + i) / 16];
+        for (size_t j = i; j < i + 16; j += 4) std::memcpy(q + 8 * (vector + j) + 4 * lane, from + j, 4);
+      }
+      for (size_t i = unit * kUnit; i < (unit + 1) * kUnit; i += 32) {
+        scale[8 * (vector + i) / 32 + lane] = a.scale[(t * k + i) / 32];
+        sum32[8 * (vector + i) / 32 + lane] = a.sum32[(t * k + i) / 32];
+      }
+    }
+  });
+  return {q, scale, sum16, sum32, total16};
+}
 
 }  // namespace
 
@@ -140,6 +179,7 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   }
   Activations a{};
   if (integers) a = rounded(x, jobs[0].matrix->cols, tokens, rounding, tokens <= kFewTokens);
+  if (integers && !a.wide && tokens > kFewTokens && tokens <= packed_set().lane_tokens) a.lanes = side_by_side(a);
   const Piece* list = pieces.data();
   parallel_for(pieces.size(), [&](size_t i) {
     const Piece piece = list[i];

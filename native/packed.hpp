@@ -17,6 +17,15 @@ namespace polyquant {
 
 constexpr size_t kUnit = 256;  // unit of codes and of the padding of activations
 
+// Activations of five and more tokens, eight tokens side by side in V vectors; null if no kernel reads them.
+struct SideBySide {
+  const int8_t* q;         // [V, padded / 4, 8 tokens, 4]
+  const float* scale;      // [V, padded / 32, 8]
+  const float* sum16;      // [V, padded / 16, 8]
+  const float* sum32;      // [V, padded / 32, 8]
+  const int32_t* total16;  // [V, padded / 16, 8] sums of the codes
+};
+
 // int8 activations of T tokens; the row stride is `padded`, K rounded up to 256.
 struct Activations {
   const int8_t* q;       // [T, padded]
@@ -26,6 +35,7 @@ struct Activations {
   const float* sum32;    // [T, padded / 32]
   size_t tokens, padded;
   bool wide;  // groups of four scales are equal
+  SideBySide lanes{};
 };
 
 // A matrix of N rows and K columns. If a layout packs `lanes` rows into one line, line p holds rows
@@ -59,6 +69,7 @@ struct PackedSet {
   // y[t * stride + r] = sum_k x[t * cols + k] * w[r * cols + k], rows at most 8
   void (*multiply_floats)(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y,
                           size_t stride);
+  size_t lane_tokens;  // maximum number of tokens for which Activations::lanes is read
 };
 
 const PackedSet& packed_plain();
@@ -68,6 +79,7 @@ const PackedSet& packed_vnni();
 #endif
 const PackedSet& packed_set();       // the best set that this processor supports
 void use_plain_kernels(bool plain);  // for tests: existing matrices keep their kernels
+bool use_avx2_kernels();             // for tests and benchmarks, until use_plain_kernels; false if there are none
 
 // At least `bytes` of thread-local memory, aligned to 64; the next call may move it.
 uint8_t* scratch(size_t bytes);

@@ -434,6 +434,8 @@ PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, con
   }
 }
 
+#include "packed_lanes.hpp"
+
 template <class T, bool wide>
 void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
@@ -452,6 +454,8 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
     if (a.tokens == 4) rows_times<T, 2, wide>(w, first, last, a, 2, y, stride);
     return;
   }
+  if constexpr (!wide)
+    if (a.lanes.q) return multiply_lanes<T>(w, first, last, a, y, stride);
   const size_t scales = a.padded / size_t(T::sub) * 8;
   Panel p;
   p.q = reinterpret_cast<int8_t*>(scratch(8 * a.padded + 2 * scales * sizeof(float)));

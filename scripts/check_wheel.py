@@ -21,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ("py.typed", "_native.pyi", "codecs/iq_codebooks.bin", "demo/llama/model.safetensors", "demo/held-out.txt")
 """Files that no import needs, and a few that commands read."""
+MANUAL = "../../../share/man/man1/polyquant.1"
+"""Installed by CMake, so only with native kernels."""
 IMPORT_SECONDS = 0.5
 TYPED = """\
 import polyquant as pq
@@ -44,6 +46,8 @@ def faults(folder: str, *, pure: bool, types: bool) -> Iterator[str]:
         yield f"polyquant is imported from the source tree: {package}"
     yield from (f"{name} is missing" for name in DATA if not (package / name).is_file())
     yield from (f"{name} does not belong into a wheel" for name in strays(distribution))
+    if not pure and not distribution.locate_file(MANUAL).is_file():
+        yield "the manual page is missing"
     native = [f for f in package.glob("_native.*") if f.suffix == ".so"]
     if bool(native) == pure:
         yield "contains an extension module" if pure else "the extension module is missing: the build failed"
@@ -68,7 +72,7 @@ def faults(folder: str, *, pure: bool, types: bool) -> Iterator[str]:
 
 def strays(distribution: importlib.metadata.Distribution) -> list[str]:
     """Installed files outside the package, its metadata and its program."""
-    known = ("polyquant/", f"polyquant-{distribution.version}.dist-info/", "../../../bin/polyquant")
+    known = ("polyquant/", f"polyquant-{distribution.version}.dist-info/", "../../../bin/polyquant", MANUAL)
     return [str(f) for f in distribution.files or () if not str(f).startswith(known)]
 
 

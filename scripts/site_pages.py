@@ -64,11 +64,11 @@ def context_of(name: str) -> click.Context:
 
 
 def sections(ctx: click.Context) -> list[Section]:
-    """The options in the groups of `--help`."""
+    """The options in the groups of `--help`, without that option itself."""
     out: dict[str, list[tuple[str, str]]] = {}
     for param in ctx.command.get_params(ctx):
         record = param.get_help_record(ctx)
-        if isinstance(param, click.Option) and record is not None:
+        if isinstance(param, click.Option) and record is not None and "--help" not in param.opts:
             out.setdefault(getattr(param, "group", "Options"), []).append(record)
     return list(out.items())
 
@@ -139,4 +139,4 @@ def _directive(name: str, value: object) -> str:
         return f".. py:data:: polyquant.{name}\n   :value: {value}"
     if _callable(value):
         return f".. autofunction:: polyquant.{name}"
-    return f".. autoclass:: polyquant.{name}\n   :members:"
+    return f".. autoclass:: polyquant.{name}\n   :members:\n   :undoc-members:\n   :exclude-members: __init__"

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from polyquant.registry import codec as codec
     from polyquant.runtime.generate import Generation as Generation
     from polyquant.runtime.generate import Token as Token
+    from polyquant.runtime.generate_batch import Answer as Answer
     from polyquant.runtime.load import load as load
     from polyquant.runtime.model import Model as Model
     from polyquant.tables import Row as Row
@@ -112,6 +113,7 @@ _MODULES = {
     "recipes.recipe": "Rule",
     "registry": "codec",
     "runtime.generate": "Generation Token",
+    "runtime.generate_batch": "Answer",
     "runtime.load": "load",
     "runtime.model": "Model",
     "findings": "Finding Findings Severity",
@@ -127,13 +129,14 @@ _CALLABLE = ("codecs", "formats", "recipes")
 """Packages that are also functions (callable_package.py)."""
 
 __all__ = [
-    "Certificate", "Check", "Checkpoint", "Checksums", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited",
-    "Evaluation", "Figure", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection",
-    "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "RemoteError",
-    "Repaired", "Report", "ReportPage", "Row", "Rule", "Severity", "Sweep", "Tabular", "Token", "UnknownNameError",
-    "UnsupportedError", "Weight", "__version__", "certify", "checksum", "codec", "codecs", "compare", "convert", "demo",
-    "demo_model", "doctor", "edit", "evaluate", "explain", "formats", "importance", "inspect", "load", "merge", "open",
-    "plan", "quantize", "recipes", "repair", "report", "save", "sweep", "validate",
+    "Answer", "Certificate", "Check", "Checkpoint", "Checksums", "Codec", "CodecError", "CodecInfo", "Comparison",
+    "Edited", "Evaluation", "Figure", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError",
+    "Inspection", "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress",
+    "RecipeInfo", "RemoteError", "Repaired", "Report", "ReportPage", "Row", "Rule", "Severity", "Sweep", "Tabular",
+    "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify", "checksum", "codec",
+    "codecs", "compare", "convert", "demo", "demo_model", "doctor", "edit", "evaluate", "explain", "formats",
+    "importance", "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "report", "save",
+    "sweep", "validate",
 ]  # fmt: skip
 
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures",
-    "blamed_plugin", "codec", "format_named", "formats", "installed_architectures", "known_codecs", "module_of",
+    "blamed_plugin", "codec", "families", "format_named", "formats", "installed_architectures", "known_codecs",
+    "members", "module_of",
 ]  # fmt: skip
 
 
@@ -217,6 +218,16 @@ def _load(name: str) -> Any:
     if name in _NAMED.values():  # a family's module name, not a codec
         raise UnknownNameError("codec", name, _members(name))
     raise UnknownNameError("codec", name, known_codecs())
+
+
+def families() -> list[str]:
+    """First words of the built-in names that contain options: "gptq" of gptq.4.g128."""
+    return list(_NAMED)
+
+
+def members(word: str) -> list[str]:
+    """Common names of the family with this first word."""
+    return [name for name in _members(_NAMED[word]) if name.partition(".")[0] == word]
 
 
 def _members(family: str) -> tuple[str, ...]:

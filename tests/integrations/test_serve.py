@@ -475,7 +475,44 @@ def test_errors_of_the_worker_reach_the_client():
     asyncio.run(scene())
 
 
-# ---------------------------------------------------------------- one session for all
+def test_eight_clients_at_once(folder):
+    """Streams of eight clients run together, one that leaves and one that is refused change nothing for the others."""
+    prompts = ["And it came to pass", "The king", "In the", "He said", "Pharaoh", "Now", "And", "Of all the"]
+    exact = pq.load(folder, activations="float")
+    expected = ["".join(t.text for t in exact.generate(p, max_tokens=80)) for p in prompts]
+    found, together = [None] * 8, []
+    with (
+        running(folder, "--parallel", "8", "--max-memory", "1GB", "--activations", "float") as (_, url),
+        openai.OpenAI(base_url=url, api_key="-", max_retries=0) as client,
+    ):
+
+        def ask(i):
+            chunks = client.completions.create(
+                model="tiny", prompt=prompts[i], max_tokens=80, temperature=0, stream=True
+            )
+            texts = []
+            for chunk in chunks:
+                texts.append(chunk.choices[0].text)
+                if len(texts) % 20 == 1:
+                    together.append(client.get("/../health", cast_to=object)["running"])
+                if i == 5:
+                    return chunks.close()
+            found[i] = "".join(texts)
+            return None
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        with pytest.raises(openai.BadRequestError):
+            client.completions.create(model="tiny", prompt=[1 << 30])
+        for thread in threads:
+            thread.join()
+        waited(client, 0, 0)
+    assert max(together) >= 2
+    assert [found[i] for i in (0, 1, 2, 3, 4, 6, 7)] == [expected[i] for i in (0, 1, 2, 3, 4, 6, 7)]
+
+
+# ---------------------------------------------------------------- one batch for all
 
 
 def answers(engine, prompt, **fields):

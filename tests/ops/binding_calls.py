@@ -250,6 +250,7 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "unpack_lanes": [lambda: (u8(64), i8(256), *LANES)],
     "unpack_ternary": [lambda: ("tq2_0", u8(2 * 66), i8(512), f32(2))],
     "unpack_tl": [lambda: (u8(64 * 32), i8(64 * 128), *TL1), lambda: (u8(64 * (20 + 8)), i8(64 * 128), *TL2)],
+    "use_avx2_kernels": [lambda: ()],
     "use_plain_kernels": [lambda: (False,)],
     "xielu": [lambda: (f32(3, 5), f32(3, 5), 0.8, 1.3, 0.5, -1e-6)],
 }

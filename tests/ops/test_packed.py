@@ -22,10 +22,12 @@ NAMES = [
 ]  # the others have separate tests
 
 
-@pytest.fixture(params=["chosen", "plain"])
+@pytest.fixture(params=["chosen", "AVX2", "plain"])
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The kernels of this processor, and those that run on any."""
+    """The kernels of this processor, those with AVX2 if it has more, and those that run on any."""
     native.module().use_plain_kernels(request.param == "plain")
+    if request.param == "AVX2" and not ("AVX-512" in native.instruction_set() and native.module().use_avx2_kernels()):
+        pytest.skip("no other set of kernels on this processor")
     yield request.param
     native.module().use_plain_kernels(False)
 
@@ -80,6 +82,19 @@ def test_one_token_and_many_give_equal_results(name: str) -> None:
         np.testing.assert_allclose(
             group(x[t : t + 1], "block")[0][0], many[t], rtol=2e-5, atol=2e-5 * np.abs(many).max()
         )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_results_of_five_and_more_tokens_are_the_same_bits(name: str, kernels: str) -> None:
+    """Up to 16 tokens and more tokens have different kernels with one order of sums."""
+    rng = np.random.default_rng(11)
+    codec, rows, k = pq.codec(name), 20, 768
+    group = Group([codec.packed(packed_weight(name, rows, k, rng), (rows, k))], [rows])
+    x = (3 * rng.standard_normal((24, k))).astype(np.float32)
+    for rounding in ROUNDINGS:
+        many = group(x, rounding)[0]
+        for tokens in (5, 8, 9, 13, 16, 17) if rounding != "none" else (8, 16):
+            np.testing.assert_array_equal(group(x[:tokens], rounding)[0], many[:tokens], err_msg=f"{tokens} {rounding}")
 
 
 def test_several_matrices_share_an_input() -> None:

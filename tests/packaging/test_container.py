@@ -44,6 +44,12 @@ def test_it_copies_what_the_build_needs():
         assert path.exists() and sent(path)
 
 
+def test_it_copies_the_folders_that_cmake_reads():
+    text = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    folders = {name for name in re.findall(r"(\w+)/[\w*]", text) if (ROOT / name).is_dir()}
+    assert {"native", "src"} <= folders <= {p.name for p in copied()}
+
+
 @pytest.mark.parametrize("name", [".git/config", "tests/conftest.py", "src/polyquant/_native.so", "model.gguf"])
 def test_other_files_stay_outside(name):
     assert not sent(ROOT / name)

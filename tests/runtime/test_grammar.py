@@ -52,6 +52,19 @@ def test_answers_follow_the_schema(model, grammars, temperature, seed):
     jsonschema.validate(json.loads(text), PERSON)
 
 
+@pytest.mark.parametrize("text", ['{"a":1}', '{"a": 1}', '{\n  "a": 1\n}', "{\n\n", "{  "])
+def test_whitespace_is_that_of_formatters(model, grammars, text):
+    constraint = grammars.json({"type": "object", "properties": {"a": {"type": "integer"}}})
+    taken = 0
+    for character in text:  # every ASCII character is a token
+        token = model.tokenizer.encode(character, add_special=False)[-1]
+        if not constraint.allowed()[token]:
+            break
+        constraint.accept(token)
+        taken += 1
+    assert taken == len(text) - (not text.endswith("}"))
+
+
 def test_constraints_copy_their_progress(grammars):
     first = grammars.json({"type": "boolean"})
     token = int(np.flatnonzero(first.allowed())[0])

@@ -8,7 +8,8 @@ import pytest
 from architectures.golden_models import NAMES, Golden
 from polyquant.architectures.find import of_config
 from polyquant.errors import InputError
-from polyquant.integrations.server.engine import Engine
+from polyquant.runtime.batch import Batch
+from polyquant.runtime.generate import generate
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.load import load
 from polyquant.runtime.state import State, StateSpec
@@ -83,16 +84,15 @@ def test_a_known_prompt_is_not_recomputed(lfm2):
     assert lfm2.generate(prompt, session=session).session.tokens == prompt
 
 
-def test_a_server_goes_back_to_a_mark(lfm2):
-    engine, prompt = Engine(lfm2), text(lfm2, 300)
-    assert engine._feed(prompt, lambda: False) == 0
-    engine._session.feed([1])
-    assert engine._feed([*prompt[:299], 7, 8], lambda: False) == 299
-    assert engine._feed([*prompt[:280], 7, 8], lambda: False) == 256
-    assert engine._session.tokens == [*prompt[:280], 7]
-    plain = lfm2.session()
-    plain.feed(engine._session.tokens)
-    np.testing.assert_allclose(engine._session.feed([8]), plain.feed([8]), **CLOSE)
+def test_a_batch_goes_back_to_a_mark(lfm2):
+    batch, prompt = Batch(lfm2.decoder, lfm2.context, parallel=1, memory=1 << 30), text(lfm2, 300)
+    other = [*prompt[:280], 7, 8]
+    for ids, reused in ((prompt, 0), (prompt, 299), (other, 256)):
+        job = batch.submit(generate(lfm2, ids, max_tokens=3))
+        while batch.advance():
+            pass
+        assert job.generation.reused == reused
+        assert [t.id for t in job.taken()] == [t.id for t in lfm2.generate(ids, max_tokens=3)]
 
 
 def test_an_aborted_step_can_be_repeated(model, monkeypatch):

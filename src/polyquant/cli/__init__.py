@@ -47,6 +47,7 @@ COMMANDS = {
     "recipes": "List recipes: the codecs that each assigns, and the size of the result.",
     "formats": "List formats: files, and the codecs that each reads and writes.",
     "architectures": "List supported architectures: which convert, which run.",
+    "completion": "Print the script that completes commands and names in a shell.",
     "doctor": "Check this installation for problems and slow code paths.",
     "demo": "Convert, validate and compare an embedded model, in a minute.",
 }
@@ -122,6 +123,8 @@ def main(args: list[str] | None = None) -> Any:
     signal.signal(signal.SIGTERM, _terminate)
     sys.excepthook = bug
     _warn_of_plugins()
+    if "_POLYQUANT_COMPLETE" in os.environ:  # a shell asks for completions
+        import_module("polyquant.cli.completing")
     try:
         return cli.main(args=args, prog_name="polyquant", standalone_mode=False)
     except click.ClickException as problem:

@@ -10,7 +10,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from polyquant.cli.completing import codecs, recipes, rules
 from polyquant.cli.console import json_option
 from polyquant.cli.grouped import GroupedOption
 from polyquant.cli.option_flags import format_options, writable
@@ -38,6 +40,9 @@ class _TargetName(click.ParamType[str]):
             self.fail(f"'{printable(value)}' is not one of {', '.join(repr(n) for n in names)}.{hint}", param, ctx)
         return str(value)
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+        return [CompletionItem(name) for name in writable() if name.startswith(incomplete)]
+
 
 _shared = partial(click.option, cls=GroupedOption, group="Many machines")
 
@@ -51,15 +56,22 @@ _OPTIONS = (
     click.option(
         "--codec",
         metavar="NAME",
+        shell_complete=codecs,
         help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ...; msModelSlim: w8a16, "
         "w8a16.g128, w8a16.asym, w8a8, w8a8s, w8a8.dynamic, w8a8.mix, w4a16, ...",
     ),
-    click.option("--recipe", metavar="NAME|FILE", help="A mix: q4_k_m, q5_k_m, q2_k, ... or a .toml file of rules."),
+    click.option(
+        "--recipe",
+        metavar="NAME|FILE",
+        shell_complete=recipes,
+        help="A mix: q4_k_m, q5_k_m, q2_k, ... or a .toml file of rules.",
+    ),
     click.option(
         "--rule",
         "rules",
         multiple=True,
         metavar="GLOB=CODEC",
+        shell_complete=rules,
         help="Takes precedence over the recipe; repeatable, first match wins. trellis.4 takes its window and codebook "
         "from "
         "--effort and --codebook.",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from polyquant.cli.completing import candidates
 from polyquant.cli.console import as_json, paragraph, progress, size, table
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
@@ -51,7 +52,7 @@ Examples:
 @click.argument("src", type=SOURCE)
 @click.option("--text", required=True, type=click.Path(), metavar="FILE", help="UTF-8 text, not seen in training.")
 @click.option(
-    "--recipes", multiple=True, metavar="LIST",
+    "--recipes", multiple=True, metavar="LIST", shell_complete=candidates,
     help="Candidates, separated by commas: recipes (q4_k_m), codecs (w8a16), FORMAT:BITS (trellis:3, trellis:2.5), "
     "each with options (trellis:3:effort=max).  [default: a ladder for the model's size]",
 )  # fmt: skip
@@ -104,6 +105,7 @@ def sweep(
     the same command resumes.
     """
     from polyquant.analysis.sweep.run import outlook, run
+    from polyquant.cli.slow_engine import note_slow_engine
 
     names = [name.strip() for words in recipes for name in words.split(",") if name.strip()]
     folder = work if work is not None else f"{Path(src).absolute().name.removesuffix('.gguf')}-sweep"
@@ -116,6 +118,7 @@ def sweep(
         _print_outlook(made)
     if dry_run:
         return
+    note_slow_engine()
     watch = _screen(len(made.made), err=style != "human")
     try:
         with watch.stack:
@@ -199,11 +202,13 @@ def _screen(count: int, *, err: bool) -> Any:
 
 def _line(trial: Trial) -> str:
     """One line about a trial."""
+    from polyquant.analysis.sweep.advice import per_second
+
     if trial.status != "measured" or trial.speed is None or trial.perplexity is None:
         return f"{printable(trial.name)}: {trial.status}: {printable(trial.reason, 100)}"
     parts = [size(trial.nbytes or 0), f"perplexity {trial.perplexity.value:.4g}"]
     parts += [f"KL {trial.kl:.4f}"] if trial.kl is not None else []
-    parts += [f"{trial.speed.decode:.3g} tokens/s", f"{size(trial.speed.memory)} memory"]
+    parts += [f"{per_second(trial.speed.decode)} tokens/s", f"{size(trial.speed.memory)} memory"]
     return f"{printable(trial.name)}: {', '.join(parts)}"
 
 

@@ -15,7 +15,7 @@ Scheduling, all of it in the thread that calls `advance`:
 * Prompts are processed in pieces of `_PIECE` tokens, in turn. While other jobs generate, prompts get half of the time:
   a token is delayed by at most one piece, and each prompt by the pieces of the others.
 * The caches of ended jobs are kept while memory allows: a prompt continues the one with the longest common prefix, or a
-  copy of it.
+  copy of it. A prompt that shares more with one that is being processed waits for it, and copies its cache.
 
 A job that fails ends with its error; the others are not affected.
 """
@@ -30,12 +30,13 @@ from polyquant.errors import InputError, PolyquantError
 from polyquant.ops import native
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.generate import Generation, Token
-from polyquant.runtime.session import Session, feed_together
+from polyquant.runtime.session import Session, common_prefix, feed_together
 from polyquant.types import F32
 
 __all__ = ["Batch", "Job", "default_parallel"]
 
 _PIECE = 128  # prompt tokens per pass
+_LOST = 32  # tokens by which the cache of an ended job is truncated rather than copied
 _GROWTH = 1024  # tokens of an unlimited answer for which memory is reserved at a time
 
 
@@ -50,6 +51,8 @@ class Job:
         self.problem: Exception | None = None
         self.running = self.ended = False
         self.fed = 0  # prompt tokens in the cache
+        self.leader: Job | None = None  # processes the first `shared` tokens of this prompt
+        self.shared = 0
         self.token: int | None = None  # to be fed next
         self.reserved = self.reserved_bytes = 0
         self._tokens: deque[Token] = deque()
@@ -64,6 +67,11 @@ class Job:
         token = self.generation.choose(logits)
         self.token = token.id
         self._tokens.append(token)
+
+    @property
+    def follows(self) -> bool:
+        """True while the tokens shared with another prompt are being processed."""
+        return self.leader is not None and self.leader.running and self.leader.fed < self.shared
 
     @property
     def length(self) -> int:
@@ -116,6 +124,8 @@ class Batch:
         ready = [job for job in self._running if job.token is not None and self._has_room(job)]
         began = perf_counter()
         if self._prompts and (self._owed <= 0 or not ready):
+            while self._prompts[0].follows:  # a leader does not follow those that started after it
+                self._prompts.rotate(-1)
             self._process(self._prompts.popleft())
             self._owed = perf_counter() - began
         elif ready:
@@ -135,12 +145,22 @@ class Batch:
             self._start(job)
 
     def _start(self, job: Job) -> None:
-        generation = job.generation
-        session, common = self._session(generation.prompt)
-        job.running, job.fed, generation.session, generation.reused = True, common, session, common
+        prompt = job.generation.prompt
+        job.running = True
+        self._continue(job)
+        for other in self._prompts:
+            common = common_prefix(other.generation.prompt, prompt[:-1])
+            if common > max(job.fed + _PIECE, job.shared):
+                job.leader, job.shared = other, common
         self._running.append(job)
         self._prompts.append(job)
         self._evict()
+
+    def _continue(self, job: Job) -> None:
+        """Let a job continue the best session."""
+        generation = job.generation
+        generation.session, job.fed = self._session(generation.prompt)
+        generation.reused = job.fed
 
     def _session(self, prompt: Sequence[int]) -> tuple[Session, int]:
         """Return a session that holds as many tokens of the prompt as possible, except the last, and their number."""
@@ -151,7 +171,7 @@ class Batch:
         common, best = max(found, key=lambda pair: pair[0], default=(0, None))
         if best is None or common == 0:
             return Session(self.decoder, self.context), 0
-        if best in self._idle and 2 * common >= best.position:
+        if best in self._idle and best.position - common <= _LOST:
             self._idle.remove(best)
         else:
             best = best.fork(common)
@@ -183,6 +203,9 @@ class Batch:
 
     def _process(self, job: Job) -> None:
         """Process the next piece of a prompt; after the last one, choose the first token."""
+        if job.leader is not None:
+            job.leader = None
+            self._continue(job)
         generation, session = job.generation, job.generation.session
         piece = generation.prompt[job.fed : job.fed + _PIECE]
         began = perf_counter()
@@ -191,7 +214,9 @@ class Batch:
                 session.prefill(piece)
                 self._prompts.append(job)
             else:
-                self._take(job, session.feed(piece))
+                if session.cache.recurrent and len(piece) > 1:  # a mark from which the same prompt can be repeated
+                    session.prefill(piece[:-1])
+                self._take(job, session.feed(generation.prompt[session.position :]))
             job.fed += len(piece)
         except (PolyquantError, MemoryError) as problem:
             self._fail(job, problem)

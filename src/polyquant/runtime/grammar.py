@@ -45,7 +45,7 @@ _MAX_STATES = 50_000
 """States of the automaton of the lexer, of at most 2 kB each."""
 _RULES: llguidance.JsonCompileOptions = {
     "whitespace_flexible": True,
-    "whitespace_pattern": r"[ \n]{0,16}",  # without a bound, small models repeat spaces until the context is full
+    "whitespace_pattern": r"( |\n {0,16})?",  # as formatters write; without a bound, small models fill the context
     "lenient": False,
     "coerce_one_of": False,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from polyquant.runtime.chat import render_chat
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.embed import Texts, embed
 from polyquant.runtime.generate import Generation, generate
+from polyquant.runtime.generate_batch import Answer, generate_batch
 from polyquant.runtime.recommended import Recommended, recommended
 from polyquant.runtime.sampling import Sampling
 from polyquant.runtime.session import Session
@@ -127,6 +128,34 @@ class Model:
         return generate(
             self, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, session=session, add_special=add_special
         )
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        max_tokens: int | None = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        repetition_window: int = 64,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        add_special: bool = True,
+        parallel: int | None = None,
+        memory: int | None = None,
+    ) -> Iterator[Answer]:
+        """Generate from many prompts together; iterate over the answers, in the order in which they end.
+
+        parallel: answers computed at once. memory: limit of their caches in bytes. See runtime/generate_batch.py; the
+        other options are those of `generate`, answer i uses `seed + i`. Raises InputError, UnsupportedError.
+        """
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
+        return generate_batch(
+            self, prompts, max_tokens=max_tokens, sampling=sampling, stop=stop, add_special=add_special,
+            parallel=parallel, memory=memory,
+        )  # fmt: skip
 
     def chat(
         self,

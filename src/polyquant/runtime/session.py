@@ -11,7 +11,7 @@ from polyquant.errors import InputError
 from polyquant.runtime.decoder import Decoder
 from polyquant.types import F32
 
-__all__ = ["Session", "feed_together", "token_ids"]
+__all__ = ["Session", "common_prefix", "feed_together", "token_ids"]
 
 _CHUNK = 512  # tokens per forward pass
 
@@ -32,8 +32,7 @@ class Session:
 
     def common(self, tokens: Sequence[int]) -> int:
         """Return the length of the prefix that these tokens share with the fed ones."""
-        pairs = zip(self.tokens, tokens, strict=False)
-        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(tokens)))
+        return common_prefix(self.tokens, tokens)
 
     def fork(self, position: int) -> Session:
         """Return an independent session that can be rewound to `position` or earlier, as this one can."""
@@ -60,6 +59,7 @@ class Session:
         for a in range(0, len(ids), _CHUNK):
             self.decoder.hidden(ids[a : a + _CHUNK], self.cache)
             self.tokens += ids[a : a + _CHUNK].tolist()
+        self.cache.mark()
 
     def feed_all(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """Feed tokens -> logits [T, vocab] after each. Raises InputError."""
@@ -129,6 +129,11 @@ def feed_together(sessions: Sequence[Session], tokens: Sequence[int]) -> F32:
     for s, token in zip(sessions, ids.tolist(), strict=True):
         s.tokens.append(token)
     return decoder.logits(hidden)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the common prefix of two lists of tokens."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def token_ids(

@@ -9,7 +9,7 @@ from polyquant.analysis.sweep.trials import Trial
 from polyquant.errors import PlanError
 from polyquant.tables import size
 
-__all__ = ["MAX_KL", "Advice", "Limits", "choose", "efficient", "worth_keeping"]
+__all__ = ["MAX_KL", "Advice", "Limits", "choose", "efficient", "per_second", "worth_keeping"]
 
 MAX_KL = 0.05
 """Default limit of the mean KL divergence, in nats per token."""
@@ -53,6 +53,11 @@ class Advice:
     sentence: str
 
 
+def per_second(rate: float) -> str:
+    """A rate with three digits or more: "4.41", "2014"."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def _measured(trials: Sequence[Trial]) -> list[Trial]:
     return [t for t in trials if t.status == "measured"]
 
@@ -91,7 +96,7 @@ def choose(trials: Sequence[Trial], limits: Limits) -> Advice:
     if fastest.name == smallest.name:
         return Advice(smallest, fastest, f"{sentence}, and the fastest")
     rate = fastest.speed.decode if fastest.speed is not None else 0.0
-    return Advice(smallest, fastest, f"{sentence}; {fastest.name} is the fastest with {rate:.3g} tokens/s")
+    return Advice(smallest, fastest, f"{sentence}; {fastest.name} is the fastest with {per_second(rate)} tokens/s")
 
 
 def worth_keeping(trials: Sequence[Trial], limits: Limits) -> frozenset[str]:

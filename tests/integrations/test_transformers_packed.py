@@ -192,10 +192,7 @@ def test_trellis_folders(tmp_path, bits):
 
 # ---------------------------------------------------------------- architectures
 
-KEPT_AS_FLOATS = {  # experts that transformers stores transposed or merged, or matrices that GGUF splits
-    "deepseek_v2": 26, "deepseek_v3": 3, "gemma4": 12, "gpt_oss": 6, "granitemoe": 2, "granitemoehybrid": 8,
-    "granitemoeshared": 2, "llama4": 4, "nemotron_h": 24, "qwen3_5_moe": 3,
-}  # fmt: skip
+KEPT_AS_FLOATS = {"deepseek_v2": 26, "llama4": 4, "nemotron_h": 24, "qwen3_5_moe": 3}
 SHOWN = [
     "bloom", "cohere2", "deepseek_v2", "falcon", "falcon_h1", "gemma3_text", "gemma4", "glm4_moe", "gpt2", "gpt_oss",
     "granitemoehybrid", "lfm2_moe", "llama4", "mamba2", "mixtral", "nemotron", "nemotron_h", "phi3", "qwen2_moe",
@@ -211,6 +208,17 @@ def test_architectures(tmp_path, name, caplog):
     said = [r.getMessage() for r in caplog.records if "were dequantized" in r.getMessage()]
     kept = KEPT_AS_FLOATS.get(name)
     assert len(said) == (kept is not None) and (not said or said[0].startswith(f"{kept} quantized tensors"))
+
+
+def test_the_packed_folder_of_gpt_oss():
+    from polyquant.integrations.transformers.experts import StackedExperts
+
+    model = agree(ARCHITECTURES / "gpt_oss_mxfp4", attn_implementation="eager")
+    experts = [m for m in model.modules() if isinstance(m, StackedExperts)]
+    assert len(experts) == model.config.num_hidden_layers and "hf_mxfp4" in repr(experts[0])
+    assert {name for name, _ in experts[0].named_parameters()} == {"gate_up_proj_bias", "down_proj_bias"}
+    plain = load(ARCHITECTURES / "gpt_oss_mxfp4", attn_implementation="eager", dequantize=True)
+    np.testing.assert_allclose(logits(plain), logits(model), atol=1e-4)
 
 
 def test_packed_experts_have_no_float_copy(tmp_path):

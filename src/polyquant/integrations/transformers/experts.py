@@ -18,7 +18,7 @@ from polyquant.codecs.trellis import Trellis
 from polyquant.errors import UnsupportedError
 from polyquant.integrations.transformers.linear import TrellisLinear, float32_rows, refuse_device
 from polyquant.integrations.transformers.matching import Renaming
-from polyquant.runtime.expert_linear import ExpertLinear
+from polyquant.runtime.expert_linear import ExpertLinear, Stack
 from polyquant.runtime.load import Activations
 from polyquant.types import Rounding, Weight
 
@@ -126,14 +126,17 @@ def packed_experts(
 class StackedExperts(torch.nn.Module):
     """Replaces an experts module by stacks of matrices in their stored layout, multiplied by the runtime's kernels."""
 
-    def __init__(self, original: Any, matrices: Sequence[Sequence[Weight]], rounding: Rounding) -> None:
-        """matrices: gate, up and down, each one weight per expert."""
+    def __init__(self, original: Any, inner: Sequence[Stack], down: Stack, rounding: Rounding) -> None:
+        """inner: gate and up, or one stack with the rows of both; a stack is one weight, or one per expert."""
         super().__init__()
         keep_attributes(self, original)
+        for name, parameter in original.named_parameters(recurse=False):
+            if name.endswith("_bias"):
+                self.register_parameter(name, parameter)
         self._kind = type(original)
-        gate, up, down = matrices
-        self._sample = gate[0]
-        self._inner, self._down = ExpertLinear([gate, up], [None] * 2, rounding), ExpertLinear([down], [None], rounding)
+        self._sample = inner[0] if isinstance(inner[0], Weight) else inner[0][0]
+        self._inner = ExpertLinear(inner, [None] * len(inner), rounding)
+        self._down = ExpertLinear([down], [None], rounding)
 
     def extra_repr(self) -> str:
         """Return the description for print(model)."""
@@ -148,11 +151,17 @@ class StackedExperts(torch.nn.Module):
                 "packed experts have no gradients", hint="use torch.no_grad(), or load with dequantize=True"
             )
         ids = top_k_index.to(torch.int32).contiguous().numpy()
-        gate, up = (torch.from_numpy(y) for y in self._inner(float32_rows(hidden_states), ids))
-        inner = self._kind._apply_gate(self, torch.cat([gate, up], -1))
-        (down,) = self._down(float32_rows(inner), ids)
-        weighted = torch.from_numpy(down).reshape(*ids.shape, -1) * top_k_weights[..., None].to(torch.float32)
+        chosen = top_k_index.reshape(-1)
+        gate_up = torch.cat([torch.from_numpy(y) for y in self._inner(float32_rows(hidden_states), ids)], -1)
+        inner = self._kind._apply_gate(self, self._biased(gate_up, "gate_up_proj_bias", chosen))
+        (y,) = self._down(float32_rows(inner), ids)
+        down = self._biased(torch.from_numpy(y), "down_proj_bias", chosen)
+        weighted = down.reshape(*ids.shape, -1) * top_k_weights[..., None].to(torch.float32)
         return weighted.sum(1).to(hidden_states.dtype)
+
+    def _biased(self, y: torch.Tensor, name: str, chosen: torch.Tensor) -> torch.Tensor:
+        bias = self._parameters.get(name)
+        return y if bias is None else y + bias[chosen].to(y.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> StackedExperts:
         refuse_device(fn(torch.empty(0)).device)

@@ -35,6 +35,7 @@ METHOD = "polyquant"
 _log = logging.getLogger("polyquant")
 _LINEARS = ("Linear", "FalconLinear")
 """Classes that compute x W^T + bias."""
+_MERGED = (".gate_up_proj", ".down_proj")
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -107,6 +108,7 @@ class _Placer:
     def place(self) -> None:
         """Place all tensors."""
         experts: dict[str, list[str]] = {}
+        merged: dict[str, dict[str, str]] = {}
         tables: dict[str, Weight] = {}
         for name in self.source.shapes:
             target, pattern = self.rename(name)
@@ -116,10 +118,16 @@ class _Placer:
                 self._float(name)
             elif pattern is not None:
                 experts.setdefault(target.rpartition(".")[0], []).append(name)
+            elif target.endswith(_MERGED) and hasattr(
+                self.model.get_submodule(target.rpartition(".")[0]), "_apply_gate"
+            ):
+                merged.setdefault(target.rpartition(".")[0], {})[target.rpartition(".")[2]] = name
             else:
                 self._packed(name, target, tables)
         for path, names in experts.items():
             self._experts(path, names)
+        for path, by_leaf in merged.items():
+            self._merged_experts(path, by_leaf)
         self._tie(tables)
 
     def _is_master(self, name: str) -> bool:
@@ -174,9 +182,27 @@ class _Placer:
             for name in names:
                 self._float(name)
             return
-        matrices = [[self.source.weight(expert[leaf]) for expert in found.tensors] for leaf in found.matrices]
-        self._replace(path, StackedExperts(module, matrices, self.rounding))
+        gate, up, down = ([self.source.weight(expert[leaf]) for expert in found.tensors] for leaf in found.matrices)
+        self._replace(path, StackedExperts(module, [gate, up], down, self.rounding))
         self.placing.packed += len(names) - 1
+
+    def _merged_experts(self, path: str, names: Mapping[str, str]) -> None:
+        """Replace experts whose gate and up are one tensor in the checkpoint as well."""
+        module = self.model.get_submodule(path)
+        stacks = [self._stack(names[leaf], module) for leaf in ("gate_up_proj", "down_proj") if leaf in names]
+        if len(stacks) < 2 or any(s is None or s.codec.form is Floats for s in stacks):
+            for name in names.values():
+                self._float(name)
+            return
+        inner, down = (s for s in stacks if s is not None)
+        self._replace(path, StackedExperts(module, [inner], down, self.rounding))
+        self.placing.packed += 1
+
+    def _stack(self, name: str, module: Any) -> Weight | None:
+        """Return a stack [experts, outputs, inputs], None if the checkpoint does not have it in this order."""
+        if getattr(module, "is_transposed", False):
+            return self.source.transposed(name)
+        return self.source.weight(name)
 
     def _tie(self, tables: Mapping[str, Weight]) -> None:
         """Tie packed embeddings and heads, which transformers cannot tie."""

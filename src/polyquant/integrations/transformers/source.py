@@ -12,7 +12,7 @@ import numpy as np
 
 from polyquant.architectures.find import of_config, of_metadata
 from polyquant.architectures.translate import to_hf, usual_tensors
-from polyquant.capabilities import MaybeIntegers, Opaque, claims
+from polyquant.capabilities import HoldsBlocks, MaybeIntegers, Opaque, claims
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.integrations.transformers.smoothed import usual_names
 from polyquant.operations import Chain, Same, Transpose, chain
@@ -85,8 +85,19 @@ class ModelSource:
         steps = op.steps if isinstance(op, Chain) else (op,)
         if not isinstance(steps[-1], Transpose):
             return None
-        turned = replace(tensor_map, shape=tensor_map.shape[::-1], op=chain(*steps[:-1]))
+        *stack, n, k = tensor_map.shape
+        turned = replace(tensor_map, shape=(*stack, k, n), op=chain(*steps[:-1]))
         return replace(self, maps={name: turned}).weight(name)
+
+
+def _of_blocks(tensor_map: TensorMap, checkpoint: Checkpoint) -> TensorMap:
+    """Return the map to the float tensor of GPT-OSS's packed experts: X_blocks is the transpose of X."""
+    packed = any(claims(checkpoint[name].codec, HoldsBlocks) for name in tensor_map.sources)  # type: ignore[type-abstract]
+    if not packed or not tensor_map.target.endswith("_blocks"):
+        return tensor_map
+    *stack, n, k = tensor_map.shape
+    target = tensor_map.target.removesuffix("_blocks")
+    return replace(tensor_map, target=target, shape=(*stack, k, n), op=chain(tensor_map.op, Transpose()))
 
 
 def _span(weight: Weight, tensor_map: TensorMap) -> slice | None:
@@ -120,7 +131,8 @@ def config_folder(checkpoint: Checkpoint) -> Iterator[tuple[Path, ModelSource]]:
         record = of_config(checkpoint.config)
         rounds = record is not None and rounds_tokens(checkpoint, record)
         masters = rounds and not checkpoint.describes_itself
-        maps, warnings = usual_names(checkpoint, {m.target: m for m in usual_tensors(checkpoint)}, record)
+        stored = (_of_blocks(m, checkpoint) for m in usual_tensors(checkpoint))
+        maps, warnings = usual_names(checkpoint, {m.target: m for m in stored}, record)
         source = ModelSource(checkpoint, maps, masters=masters, rounds_tokens=rounds, warnings=tuple(warnings))
         yield Path(checkpoint.path), source
         return

@@ -11,6 +11,7 @@ import re
 import signal
 import time
 import urllib.request
+from pathlib import Path
 
 import jsonschema
 import openai
@@ -217,11 +218,22 @@ def values(text: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
-def test_metrics_count_requests_and_tokens(client, url):
+def written(log: Path, before: int, count: int) -> list[dict]:
+    """The lines of the log after the first `before`: they are written after the client has its answer."""
+    for _ in range(1000):
+        if log.read_text().count("\n") >= before + count:
+            break
+        time.sleep(0.01)
+    return [json.loads(line) for line in log.read_text().splitlines()[before:]]
+
+
+def test_metrics_count_requests_and_tokens(client, url, log):
+    lines = log.read_text().count("\n")
     before = values(fetched(url))
     client.completions.create(model="b", prompt=[5, 6, 7], max_tokens=9, temperature=0)
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="x", prompt="a")
+    assert len(written(log, lines, 2)) == 2
     text = fetched(url)
     after = values(text)
 
@@ -243,12 +255,11 @@ def test_the_log_has_a_line_per_request_without_prompts(client, log):
     client.completions.create(model="b", prompt="a secret", max_tokens=5, temperature=0)
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="b", prompt="a secret", n=0)
-    text = log.read_text()
-    good, bad = (json.loads(line) for line in text.splitlines()[before:])
+    good, bad = written(log, before, 2)
     assert (good["status"], good["model"], good["completion_tokens"], good["finish"]) == (200, "b", 5, ["length"])
     assert good["seconds"] >= good["first_token_seconds"] > 0 and good["tokens_per_second"] > 0
     assert (bad["status"], bad["error"], bad["disconnected"]) == (400, "invalid_value", False)
-    assert "secret" not in text
+    assert "secret" not in log.read_text()
 
 
 def test_a_client_that_leaves_is_logged_with_its_tokens(client, log):
@@ -256,11 +267,7 @@ def test_a_client_that_leaves_is_logged_with_its_tokens(client, log):
     ask = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 500, "n": 32, "temperature": 0}
     with client.completions.create(stream=True, **ask) as stream:
         next(iter(stream))
-    for _ in range(1000):
-        if log.read_text().count("\n") > before:
-            break
-        time.sleep(0.01)
-    (left,) = (json.loads(line) for line in log.read_text().splitlines()[before:])
+    (left,) = written(log, before, 1)
     assert (left["status"], left["disconnected"], left["prompt_tokens"]) == (200, True, 3)
     assert 0 < left["completion_tokens"] < 32 * 500
 

@@ -37,11 +37,22 @@ def headers():
     )
 
 
-def test_headers_arrive_from_the_other_process():
+@pytest.fixture
+def no_other_thread(monkeypatch):
+    """The worker of pytest may have threads of earlier tests; a process with threads does not fork."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+
+def test_headers_arrive_from_the_other_process(no_other_thread):
     assert read_ahead(("x",), headers)() == headers()
 
 
-def test_an_error_in_the_other_process_is_met_again_in_this_one(capfd):
+def test_a_process_with_threads_does_not_fork(monkeypatch):
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    assert read_ahead(("x",), headers)() is None
+
+
+def test_an_error_in_the_other_process_is_met_again_in_this_one(capfd, no_other_thread):
     def read():
         raise ValueError("not shown")
 

@@ -16,15 +16,15 @@ PQ_INLINE void shift_codes([[maybe_unused]] Codes& c) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   if constexpr (T::top == 0)
     for (int i = 0; i < 256; i += 32)
-      _mm256_store_si256(reinterpret_cast<__m256i*>(c.q + i), _mm256_xor_si256(bytes32(c.q + i), _mm256_set1_epi8(-128)));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(c.q + i),
+                         _mm256_xor_si256(bytes32(c.q + i), _mm256_set1_epi8(-128)));
 #endif
 }
 
 // dot[v][r] = products of one sub-block of R rows with V times eight tokens. quad: the first four codes of each token.
 template <class T, int V, int R, int sub>
 PQ_INLINE void lanes_dot(const Codes* c, int start, const int8_t* const* quad,
-                         [[maybe_unused]] const int32_t* const* totals,
-                         __m256i (&dot)[V][R]) {
+                         [[maybe_unused]] const int32_t* const* totals, __m256i (&dot)[V][R]) {
   constexpr int steps = sub / 4;
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   for (int v = 0; v < V; ++v) {

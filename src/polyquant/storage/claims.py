@@ -133,6 +133,7 @@ def held_bytes(target: Path) -> int:
     out = 0
     for path in (*candidates(target, parts=False), *candidates(target, parts=True)):
         files = path / FILES
-        if files.is_dir() and not files.is_symlink():
-            out += sum(f.lstat().st_blocks * 512 for f in files.iterdir())
+        with suppress(FileNotFoundError, NotADirectoryError):  # another process of the job may just have finished
+            if not files.is_symlink():
+                out += sum(f.lstat().st_blocks * 512 for f in files.iterdir())
     return out

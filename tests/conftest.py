@@ -17,10 +17,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before items are selected by their markers
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if "engine" in getattr(item, "fixturenames", ()):
             item.add_marker("engine")
+            if item.get_closest_marker("slow_with_numpy") and item.callspec.params["engine"] == "numpy":
+                item.add_marker("slow")
     if "POLYQUANT_SANITIZED" in os.environ:
         for item in items:
             if (why := reason(item.nodeid.removeprefix("tests/"))) is not None:

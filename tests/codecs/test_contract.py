@@ -99,6 +99,7 @@ def test_msmodelslim(name, engine):
     check_registered(codec)
 
 
+@pytest.mark.slow_with_numpy
 @pytest.mark.parametrize("name", TRELLIS)
 def test_dialects_of_trellis(name, engine):
     codec = polyquant.codec(name)

@@ -27,7 +27,7 @@ NOT_RUN = {
     "docs/vllm.md": 1,  # installs vLLM
 }
 """Blocks that are not run, for a reason that is given before each."""
-SLOW = {"docs/calibration.md", "docs/evaluate.md"}
+SLOW = {"docs/calibration.md", "docs/evaluate.md", "docs/tutorials/llama-cpp.md"}
 
 
 def name_of(page: Path) -> str:

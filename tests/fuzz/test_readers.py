@@ -2,7 +2,7 @@ import pytest
 
 from fuzz.readers import attempt, make, read_everything, subjects
 
-SHORT, LONG = 800, 10_000
+SHORT, LONG = 400, 10_000
 
 
 @pytest.mark.parametrize("first", range(0, SHORT, 100))

@@ -104,7 +104,8 @@ pq.sweep(sys.argv[1], text=sys.argv[2], work=sys.argv[3], recipes=["trellis:8:ef
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_a_signal_during_a_conversion(end, book, tmp_path):
     """The process of the step ends too, and the conversion resumes where it was."""
     work = tmp_path / "work"

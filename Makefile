@@ -22,6 +22,8 @@ test: $(INSTALLED)
 check-slow: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[lm-eval,transformers]'
 	$(BIN)/python -m pytest -n auto -m 'slow or not slow'
+	POLYQUANT_NATIVE=0 $(BIN)/python -m pytest -n auto -m 'not slow and not engine' \
+	  tests/codecs tests/conversion tests/formats tests/architectures
 	$(MAKE) check-sanitized
 
 # The pages in headless Chromium, which must be installed (Debian: apt-get install chromium).

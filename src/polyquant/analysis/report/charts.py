@@ -45,6 +45,8 @@ _CONFIG = {
     "text": {"color": _TEXT},
 }  # fmt: skip
 _COLORS = ["#2f6fde", "#d9730d", "#2f9e63", "#a24fc4", "#c8435a", "#0f9aa8", "#9a7b1c", "#6b7280", "#e08bb5", "#7fa3e6"]
+_KINDS = ["efficient", "beaten by another", "reference"]
+_KIND_COLORS = [_COLORS[0], "#8b93a1", _COLORS[1]]
 _PALETTE = {"scheme": "viridis"}
 _SIDES: dict[str, dict[str, Any]] = {
     "above": {"dy": -13}, "below": {"dy": 15},
@@ -83,47 +85,27 @@ def _chart(spec: Spec) -> Spec:
 def size_against_error(report: Overview) -> Spec:
     """Size against error, or against divergence if that was measured: a point for each candidate."""
     measured = diverging(report.candidates)
-    largest = max(c.inspection.nbytes for c in report.candidates)
-    scale, unit = next((pair for pair in _UNITS if largest >= pair[0]), (1.0, "bytes"))
     names = _short([c.label for c in report.candidates])
     sizes = [c.inspection.nbytes for c in report.candidates]
+    scale, unit = _unit_of(sizes)
     values = [max((c.divergence if measured else c.error) or 0.0, 1e-9) for c in report.candidates]
     sides = _label_sides(sizes, values)
     rows = [
         {
             "model": name, "side": sides[i], "size": sizes[i] / scale, "y": values[i],
-            "kind": "efficient" if c.label in report.efficient else "beaten by another",
+            "kind": _KINDS[0 if c.label in report.efficient else 1],
         }
         for i, (name, c) in enumerate(zip(names, report.candidates, strict=True))
     ]  # fmt: skip
     title = "KL divergence, nats per token" if measured else "relative error of the weights (RMS)"
     label = f"datum.model + ': ' + format(datum.size, '.4g') + ' {unit}, {title} ' + format(datum.y, '.4g')"
-    x = {"field": "size", "type": "quantitative", "scale": {"zero": False, "padding": 24}, "title": f"size, {unit}"}
-    y = {
-        "field": "y", "type": "quantitative", "title": title, "axis": {"tickCount": 5},
-        "scale": {"type": "log", "padding": 20, "nice": False},
-    }  # fmt: skip
-    color = {
-        "field": "kind", "type": "nominal", "title": None,
-        "scale": {"domain": ["efficient", "beaten by another"], "range": [_COLORS[0], "#8b93a1"]},
-        "legend": {"orient": "top"},
-    }  # fmt: skip
-    return _chart(
-        {
-            "width": _WIDTH, "height": 320, "data": {"values": rows},
-            "transform": [{"calculate": label, "as": "label"}],
-            "encoding": {"x": x, "y": y, "description": {"field": "label", "type": "nominal"}},
-            "layer": [
-                {
-                    "transform": [{"filter": "datum.kind == 'efficient'"}],
-                    "mark": {"type": "line", "color": _COLORS[0], "strokeDash": [4, 4], "aria": False},
-                    "encoding": {"order": {"field": "size"}},
-                },
-                {"mark": {"type": "point", "filled": True, "size": 110, "opacity": 1}, "encoding": {"color": color}},
-                *_labels(),
-            ],
-        }
-    )  # fmt: skip
+    scale_y = {"type": "log", "padding": 20, "nice": False}
+    line: Spec = {
+        "transform": [{"filter": "datum.kind == 'efficient'"}],
+        "mark": {"type": "line", "color": _COLORS[0], "strokeDash": [4, 4], "aria": False},
+        "encoding": {"order": {"field": "size"}},
+    }
+    return _points(rows, unit, (title, scale_y), label, _KINDS[:2], 320, line)
 
 
 def speed_against_size(report: Overview) -> Spec:
@@ -131,16 +113,15 @@ def speed_against_size(report: Overview) -> Spec:
     timed = [c for c in (report.reference, *report.candidates) if c.speed is not None]
     if not any(c.speed is not None for c in report.candidates):
         return {}
-    largest = max(c.inspection.nbytes for c in timed)
-    scale, unit = next((pair for pair in _UNITS if largest >= pair[0]), (1.0, "bytes"))
+    sizes = [c.inspection.nbytes for c in timed]
+    scale, unit = _unit_of(sizes)
     rates = [c.speed.decode if c.speed is not None else 0.0 for c in timed]
-    sides = _label_sides([c.inspection.nbytes for c in timed], rates)
-    kinds = ["efficient", "beaten by another", "reference"]
+    sides = _label_sides(sizes, rates)
     rows = [
         {
-            "model": c.label, "side": sides[i], "size": c.inspection.nbytes / scale, "y": rates[i],
+            "model": c.label, "side": sides[i], "size": sizes[i] / scale, "y": rates[i],
             "prompt": c.speed.prompt if c.speed is not None else 0.0,
-            "kind": kinds[2 if c is report.reference else 0 if c.label in report.efficient else 1],
+            "kind": _KINDS[2 if c is report.reference else 0 if c.label in report.efficient else 1],
         }
         for i, c in enumerate(timed)
     ]  # fmt: skip
@@ -148,26 +129,43 @@ def speed_against_size(report: Overview) -> Spec:
         f"datum.model + ': ' + format(datum.size, '.4g') + ' {unit}, ' + format(datum.y, '.4g') + ' tokens per second, "
         "prompt ' + format(datum.prompt, '.4g')"
     )
+    scale_y = {"domain": [0, 1.12 * max(rates)]}
+    return _points(rows, unit, ("tokens per second", scale_y), label, _KINDS, 240)
+
+
+def _points(
+    rows: list[dict[str, Any]],
+    unit: str,
+    y: tuple[str, Spec],
+    label: str,
+    kinds: Sequence[str],
+    height: int,
+    *below: Spec,
+) -> Spec:
+    """Points at (size, y) with their names. y: title and scale; label: expression of a point's label; below: layers."""
     x = {"field": "size", "type": "quantitative", "scale": {"zero": False, "padding": 24}, "title": f"size, {unit}"}
-    y = {
-        "field": "y", "type": "quantitative", "title": "tokens per second", "axis": {"tickCount": 5},
-        "scale": {"domain": [0, 1.12 * max(rates)]},
-    }  # fmt: skip
+    vertical = {"field": "y", "type": "quantitative", "title": y[0], "axis": {"tickCount": 5}, "scale": y[1]}
     color = {
         "field": "kind", "type": "nominal", "title": None,
-        "scale": {"domain": kinds, "range": [_COLORS[0], "#8b93a1", _COLORS[1]]}, "legend": {"orient": "top"},
+        "scale": {"domain": list(kinds), "range": _KIND_COLORS[: len(kinds)]}, "legend": {"orient": "top"},
     }  # fmt: skip
     return _chart(
         {
-            "width": _WIDTH, "height": 240, "data": {"values": rows},
+            "width": _WIDTH, "height": height, "data": {"values": rows},
             "transform": [{"calculate": label, "as": "label"}],
-            "encoding": {"x": x, "y": y, "description": {"field": "label", "type": "nominal"}},
+            "encoding": {"x": x, "y": vertical, "description": {"field": "label", "type": "nominal"}},
             "layer": [
+                *below,
                 {"mark": {"type": "point", "filled": True, "size": 110, "opacity": 1}, "encoding": {"color": color}},
                 *_labels(),
             ],
         }
     )  # fmt: skip
+
+
+def _unit_of(sizes: Sequence[int]) -> tuple[float, str]:
+    """Bytes of the unit for these sizes, and its name."""
+    return next((pair for pair in _UNITS if max(sizes) >= pair[0]), (1.0, "bytes"))
 
 
 def _labels() -> list[Spec]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from polyquant.analysis.compare import Comparison, TensorComparison, compare_checkpoints, sides
+from polyquant.analysis.efficient import efficient_names
 from polyquant.analysis.evaluate import Evaluation, evaluate
 from polyquant.analysis.inspect import Inspection, inspect
 from polyquant.analysis.side import Reader, Side
@@ -175,11 +176,8 @@ def diverging(candidates: Sequence[Candidate]) -> bool:
 def _efficient(candidates: Sequence[Candidate]) -> frozenset[str]:
     """Those for which no other one is smaller and better: by divergence if all have one, else by the error."""
     known = diverging(candidates)
-    points = {c.label: (c.inspection.nbytes, (c.divergence if known else c.error) or 0.0) for c in candidates}
-    return frozenset(
-        label
-        for label, mine in points.items()
-        if not any(o[0] <= mine[0] and o[1] <= mine[1] and o != mine for o in points.values())
+    return efficient_names(
+        {c.label: (c.inspection.nbytes, (c.divergence if known else c.error) or 0.0) for c in candidates}
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polyquant.analysis.efficient import efficient_names
 from polyquant.analysis.sweep.trials import Trial
 from polyquant.errors import PlanError
 from polyquant.tables import size
@@ -64,12 +65,7 @@ def _measured(trials: Sequence[Trial]) -> list[Trial]:
 
 def efficient(trials: Sequence[Trial]) -> frozenset[str]:
     """Names of the measured trials that no other one beats in both size and divergence."""
-    points = {t.name: (t.nbytes or 0, t.kl or 0.0) for t in _measured(trials)}
-    return frozenset(
-        name
-        for name, mine in points.items()
-        if not any(o[0] <= mine[0] and o[1] <= mine[1] and o != mine for o in points.values())
-    )
+    return efficient_names({t.name: (t.nbytes or 0, t.kl or 0.0) for t in _measured(trials)})
 
 
 def choose(trials: Sequence[Trial], limits: Limits) -> Advice:

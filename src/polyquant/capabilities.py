@@ -11,7 +11,7 @@ class, so that a new codec changes no caller.
     options     Configurable, Tiled, Fitted
     bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, MaybeIntegers
     searches    FitsInputs, QuantizesStored, MayOnlyRead
-    codes       HoldsBlocks, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
+    codes       HoldsBlocks, PacksRows, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar, runtime_checkab
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.types import F32, Codec, Form, Parts, Rounding, Shape
+from polyquant.types import F32, Affine, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
     "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias",
-    "HoldsBlocks", "MayOnlyRead", "MaybeIntegers", "Opaque", "Ordered", "OwnProduct", "Packed", "QuantizesStored",
-    "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WithBits", "WithOffsets", "claims",
+    "HoldsBlocks", "MayOnlyRead", "MaybeIntegers", "Opaque", "Ordered", "OwnProduct", "Packed", "PacksRows",
+    "QuantizesStored", "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WithBits", "WithOffsets", "claims",
 ]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
@@ -210,6 +210,23 @@ class QuantizesStored(Protocol):
 
         source: the name of a codec; stored: its part "blocks"; importance: [K]; measure: False leaves the sums zero.
         Equal to the parts that `quantize` and `pack` make of the dequantized rows.
+        """
+
+
+@runtime_checkable
+class PacksRows(Protocol):
+    """Affine codes whose parts cannot be cut by rows (transposed, packed along rows), filled row block by row block."""
+
+    def unpack_rows(self, parts: Parts, shape: Shape, rows: slice) -> Affine:
+        """Codes of rows [a, b) of complete parts. Raises CodecError if a part does not fit."""
+
+    def empty(self, shape: Shape) -> dict[str, NDArray[Any]]:
+        """Complete parts of a weight [N, K] for `pack_rows`."""
+
+    def pack_rows(self, codes: Affine, start: int, out: dict[str, NDArray[Any]], shape: Shape) -> None:
+        """Write the codes of rows [start, start + n), multiples of 32 except at the end, into `out`.
+
+        Raises CodecError for codes that the codec cannot hold.
         """
 
 

@@ -82,10 +82,12 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """Affine-quantized integers: weight = (codes - offset) * scale.
+    """Affine-quantized integers: weight = (codes - offset) * scale [+ bias].
 
-    bits: 4 or 8, signed. codes: int8 [rows, K]. scale, offset: float32 [rows, G], one per K / G columns; offsets (zero
-    points) are integers, all 0 if symmetric. activation: for linear layers with statically quantized inputs.
+    bits: 2 to 8, signed: codes int8 [rows, K] from -2^(bits - 1) to 2^(bits - 1) - 1. scale, offset: float32 [rows, G],
+    one per K / G columns; offsets (zero points) are integers in the range of the codes, all 0 if symmetric. bias: None,
+    or float32 [rows, G] of codecs that store a float instead of a zero point; every offset is then -2^(bits - 1), so
+    that codes - offset counts from 0. activation: for linear layers with statically quantized inputs.
     """
 
     bits: int
@@ -93,6 +95,7 @@ class Affine:
     scale: F32
     offset: F32
     activation: Activation | None = None
+    bias: F32 | None = None
 
 
 @dataclass(frozen=True, slots=True)

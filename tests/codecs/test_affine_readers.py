@@ -6,7 +6,7 @@ import pytest
 
 import packers
 import polyquant
-from polyquant.codecs.affine_reader import unpacked_bits
+from polyquant.codecs.affine_codec import unpacked_bits
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
 from polyquant.types import Affine
 
@@ -52,8 +52,8 @@ def test_gptq_v1_decrements_the_zeros_of_a_whole_word(bits, ones):
     count = 32 // bits
     zeros = np.array([0, 1, *[2**bits - 1, 0] * 7][:count])
     word = np.uint32((int(packers.stream(zeros, bits).view(np.uint32)[0]) - ones) % 2**32)
-    parts = {"qzeros": np.array([[word]]).view(np.int32)}
-    offsets = polyquant.codec(f"gptq.{bits}").offsets(parts, (count, 32))
+    parts = {"qzeros": np.array([[word]]).view(np.int32), "scales": np.ones((1, count), np.float16)}
+    _, offsets, _ = polyquant.codec(f"gptq.{bits}").tables(parts, (count, 32))
     assert (offsets[:, 0] + 2 ** (bits - 1)).tolist() == zeros.tolist()
 
 
@@ -159,7 +159,7 @@ def test_unknown_names(name):
         polyquant.codec(name)
 
 
-@pytest.mark.parametrize("name", ["gptq.4.g32", "awq.4", "compressed.i8", "chatglm.8"])
+@pytest.mark.parametrize("name", ["gptq.4.g32.act", "compressed.p4.g32.act", "chatglm.8"])
 def test_quantizing_is_refused(name):
     codec = polyquant.codec(name)
     with pytest.raises(UnsupportedError, match="is read-only"):

@@ -68,8 +68,12 @@ def _target_options(form: Format) -> type | None:
 
 
 def writable() -> list[str]:
-    """Names of the writable formats, in order of detection."""
-    return [form.name for form in formats() if _target_options(form) is not None]
+    """Names of the writable formats, in order of detection, each followed by its quantization schemes."""
+    out = []
+    for form in formats():
+        if _target_options(form) is not None:
+            out += [form.name, *getattr(form, "schemes", ())]
+    return out
 
 
 def source_option(name: str, *, flag: str | None = None, help: str | None = None) -> Callable[[F], F]:

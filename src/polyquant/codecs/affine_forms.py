@@ -1,12 +1,11 @@
-"""Conversions between affine-quantized codecs that keep every code unchanged.
+"""Conversions between codecs of affine integers that keep every code.
 
-    msModelSlim, GPTQ, AWQ, compressed-tensors, ChatGLM     codes, scales and offsets per row or group
-    q8_0, q5_0   8 bits, groups of 32                   q4_0   4 bits, groups of 32; code - 8
-    ternaries    -1, 0, +1 with one scale, or one per 256 or 32 columns
+    msModelSlim, GPTQ, AWQ, compressed-tensors, MLX, ...   codes, scales and zero points or biases per row or group
+    q4_0 q5_0 q8_0      blocks of 32 with a scale             q4_1 q5_1   with a scale and a minimum
+    ternaries           -1, 0, +1 with one scale, or one per 256 or 32 columns
 
-A GPTQ weight with a group index per column ("act") has no contiguous groups: only its dequantized values carry over.
-ggml blocks store scales in half precision: codes are unchanged, and each weight changes by at most 2^-11 of its
-value (more where a scale is below 6e-5).
+codecs/keeping.py decides which codecs can hold the codes of which. A weight with a group index per column ("act-order")
+has no contiguous groups: only codecs that store the index can hold it.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.capabilities import Grouped, Ordered, WithOffsets
+from polyquant.codecs.affine_codec import stored_codes, stored_table
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.codecs.fp8 import FP8
+from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Verdict, keeps, resolved
 from polyquant.codecs.msmodelslim import MsModelSlim
-from polyquant.errors import CodecError
-from polyquant.types import F32, I8, U8, Affine, Blocks, Codec, Parts, Shape, Ternary, Weight, as_matrix
+from polyquant.types import F32, U8, Affine, Blocks, Codec, Parts, Shape, Ternary, Weight, as_matrix
 
 __all__ = [
     "affine_of",
@@ -32,19 +31,22 @@ __all__ = [
     "blocks_of",
     "exact_msmodelslim",
     "floats_of",
+    "integers_of",
     "only_read",
     "recoded",
     "reordered",
     "same_codes",
+    "verdict",
 ]
 
-_BLOCKS = {"q8_0": 8, "q5_0": 8, "q4_0": 4}
-"""Block types with codes centred on 0 -> bits per code."""
+_BLOCK = 32
+_BLOCKS = {
+    "q4_0": Integers(4, _BLOCK), "q4_1": Integers(4, _BLOCK, zero="bias"), "q5_0": Integers(5, _BLOCK),
+    "q5_1": Integers(5, _BLOCK, zero="bias"), "q8_0": Integers(8, _BLOCK),
+}  # fmt: skip
+"""ggml types of evenly spaced levels, smallest first."""
 _TERNARY_GROUPS = {"tq1_0": 256, "tq2_0": 256, "trinity.tq2_0": 32}
 _WORDS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-_BLOCK = 32
-_TYPES = ("q4_0", "q4_1", "q8_0")
-"""ggml types that can hold the codes of other codecs."""
 
 
 def floats_of(config: Mapping[str, Any]) -> str:
@@ -59,46 +61,102 @@ def floats_of(config: Mapping[str, Any]) -> str:
 
 
 def only_read(codec: Codec) -> bool:
-    """True for codecs that GGUF, Trellis and Hugging Face folders are never written with: they must be converted."""
+    """True for codecs that GGUF, Trellis and plain Hugging Face folders cannot store."""
     return codec.form is Affine or isinstance(codec, FP8)
+
+
+def integers_of(codec: Codec) -> Integers | None:
+    """What a codec of affine integers, of ternary codes, or a ggml type of even levels holds; None for others."""
+    if isinstance(codec, HoldsIntegers):
+        return codec.integers
+    if codec.form is Ternary:
+        return Integers(2, _TERNARY_GROUPS.get(codec.name, 0), "f32", tensor=codec.name not in _TERNARY_GROUPS)
+    return _BLOCKS.get(codec.name)
 
 
 # ------------------------------------------------------------ into affine codes
 
 
-def affine_of(codec: Codec, parts: Parts, shape: Shape) -> Affine | None:
-    """Return a weight's affine codes; None for a codec that is not affine. Raises CodecError if a part does not fit."""
+def affine_of(codec: Codec, parts: Parts, shape: Shape, rows: slice | None = None) -> Affine | None:
+    """Return a weight's affine codes, or only of `rows` (parts are complete); None for a codec that is not affine.
+
+    Raises CodecError if a part does not fit.
+    """
+    if rows is not None and hasattr(codec, "unpack_rows"):
+        out: Affine = codec.unpack_rows(parts, shape, rows)
+        return out
+    codes: Affine | None = None
     if codec.form is Affine:
-        codes: Affine = codec.unpack(parts, shape)
-        return codes
-    if codec.form is Ternary:
-        return _of_ternary(codec.unpack(parts, shape))
-    if codec.name in _BLOCKS:
-        return _of_blocks(codec.name, codec.unpack(parts, shape).blocks, as_matrix(shape))
-    return None
+        codes = codec.unpack(parts, shape)
+    elif codec.form is Ternary:
+        codes = _of_ternary(codec.unpack(parts, shape))
+    elif codec.name in _BLOCKS:
+        codes = _of_blocks(_BLOCKS[codec.name], codec.unpack(parts, shape).blocks, as_matrix(shape))
+    return codes if rows is None or codes is None else reordered(codes, np.arange(rows.start, rows.stop))
 
 
 def _of_ternary(form: Ternary) -> Affine:
     groups = form.scale.shape[-1]
     scale = np.ascontiguousarray(np.broadcast_to(form.scale.reshape(-1, groups), (len(form.codes), groups)))
-    return Affine(8, form.codes, scale, np.zeros_like(scale))
+    return Affine(2, form.codes, scale, np.zeros_like(scale))
 
 
-def _of_blocks(name: str, blocks: U8, matrix: tuple[int, int]) -> Affine:
-    """uint8 [rows, K / 32 * size] of q8_0, q5_0 or q4_0: d f16, the fifth bits for q5_0, then codes."""
+def _of_blocks(traits: Integers, blocks: U8, matrix: tuple[int, int]) -> Affine:
+    """uint8 [rows, K / 32 * size]: d f16, m f16 for types with a minimum, the fifth bits for 5 bits, then codes."""
     rows, k = matrix
     cells = blocks.reshape(rows, k // _BLOCK, -1)
-    scale = np.ascontiguousarray(cells[:, :, :2]).view("<f2")[:, :, 0].astype(np.float32)
-    if name == "q8_0":
-        codes = np.ascontiguousarray(cells[:, :, 2:]).view(np.int8)
+    scale, at = _floats(cells, 0), 2
+    bias = None
+    if traits.zero == "bias":
+        bias, at = _floats(cells, 2), 4
+    if traits.bits == 8:
+        codes = np.ascontiguousarray(cells[:, :, at:]).view(np.int8)
     else:
         nibbles = cells[:, :, -16:]
         codes = np.concatenate([nibbles & 15, nibbles >> 4], 2).astype(np.int8)
-        if name == "q5_0":
-            fifth = np.unpackbits(cells[:, :, 2:6], axis=2, bitorder="little").astype(np.int8)
+        if traits.bits == 5:
+            fifth = np.unpackbits(cells[:, :, at : at + 4], axis=2, bitorder="little").astype(np.int8)
             codes += fifth << 4
-        codes -= np.int8(16 if name == "q5_0" else 8)
-    return Affine(_BLOCKS[name], codes.reshape(rows, k), scale, np.zeros_like(scale))
+        codes -= np.int8(2 ** (traits.bits - 1))
+    offset = np.full_like(scale, 0 if bias is None else -(2 ** (traits.bits - 1)))
+    return Affine(traits.bits, codes.reshape(rows, k), scale, offset, bias=bias)
+
+
+def _floats(cells: U8, at: int) -> F32:
+    return np.ascontiguousarray(cells[:, :, at : at + 2]).view("<f2")[:, :, 0].astype(np.float32)
+
+
+# ------------------------------------------------------------ which codec holds which codes
+
+
+def verdict(weight: Weight, target: Codec) -> Verdict | None:
+    """What happens to this weight's codes in another codec, without conditions; None if one of them is not affine.
+
+    Reads its scales and zero points where they decide.
+    """
+    have, want = integers_of(weight.codec), integers_of(target)
+    if have is None or want is None or (len(weight.shape) != 2 and target.form is Affine):
+        return None
+    matrix = as_matrix(weight.shape)
+    general = keeps(have, want, matrix[1])
+    if general.fate is Fate.IMPOSSIBLE or not general.conditions:
+        return general
+    codec = weight.codec
+    if hasattr(codec, "tables"):
+        return resolved(general, have, want, *codec.tables(weight.parts, matrix))
+    codes = affine_of(codec, weight.parts, matrix)
+    assert codes is not None
+    return resolved(general, have, want, codes.scale, codes.offset, codes.bias)
+
+
+def same_codes(weight: Weight, target: Codec) -> bool:
+    """True if `target` can hold a weight's codes unchanged; its scales may be rounded."""
+    if target.form is not Affine and target.name not in _BLOCKS:
+        return False
+    if weight.codec.form is not Affine and target.form is not Affine:
+        return False
+    found = verdict(weight, target)
+    return found is not None and found.fate is not Fate.IMPOSSIBLE
 
 
 # ------------------------------------------------------------ msModelSlim
@@ -108,73 +166,48 @@ def exact_msmodelslim(codec: Codec, shape: Shape) -> MsModelSlim | None:
     """Return the msModelSlim codec (default layout) that holds a weight's codes unchanged, or None."""
     if isinstance(codec, MsModelSlim):
         return codec
-    bits, group = 8, 0
-    if len(shape) != 2 or (isinstance(codec, Ordered) and codec.ordered):
+    have = integers_of(codec)
+    if len(shape) != 2 or have is None or have.ordered or have.zero == "bias":
         return None
     if isinstance(codec, CompressedTensors) and codec.dynamic and codec.bits == 8 and not (codec.group or codec.zeros):
         return MsModelSlim("w8a8.dynamic")
-    if codec.form is Affine and isinstance(codec, Grouped):
-        bits, group = (8 if codec.bits == 8 else 4), codec.group
-    elif codec.form is Ternary:
-        group = _TERNARY_GROUPS.get(codec.name, 0)
-    elif codec.name in _BLOCKS:
-        bits, group = _BLOCKS[codec.name], _BLOCK
-    elif not isinstance(codec, ChatGLMInt):  # 4-bit codes are stored as int8 there
-        return None
+    narrow = have.bits <= 4 and codec.form is not Ternary and not isinstance(codec, ChatGLMInt)
+    group = 0 if have.group == shape[1] else have.group
     if group and shape[1] % group:
         return None
-    return MsModelSlim(f"w{bits}a16", 0 if group == shape[1] else group)
-
-
-def same_codes(weight: Weight, target: Codec) -> bool:
-    """True if `target` can hold a weight's codes unchanged.
-
-    It needs at least as many bits and scales, and room for the offsets, which are read where they decide.
-    """
-    codec, shape = weight.codec, weight.shape
-    if target.name in _TYPES:
-        return target.name in as_blocks(codec, shape) and (target.name == "q4_1" or not _offsets(weight).any())
-    exact = exact_msmodelslim(codec, shape)
-    if exact is None or not isinstance(target, MsModelSlim):
-        return False
-    if target.static and (not exact.static or _offsets(weight).any()):
-        return False  # the input quantization parameters are unknown, or the weights have offsets
-    if target.tensor and not exact.tensor:
-        return False
-    return target.bits >= _bits(codec, exact) and target.groups(shape) % exact.groups(shape) == 0
-
-
-def _bits(codec: Codec, exact: MsModelSlim) -> int:
-    return codec.bits if isinstance(codec, ChatGLMInt) else exact.bits
+    return MsModelSlim(f"w{4 if narrow else 8}a16", group)
 
 
 # ------------------------------------------------------------ ggml blocks
 
 
 def as_blocks(codec: Codec, shape: Shape) -> tuple[str, ...]:
-    """Return the ggml types that can hold a weight's codes if its offsets allow, smallest first.
-
-    () if groups are not whole blocks.
-    """
-    exact = exact_msmodelslim(codec, shape) if codec.form is Affine else None
-    if exact is None or shape[1] % _BLOCK or exact.group % _BLOCK:
+    """Return the ggml types that can hold a weight's codes if its scales and zero points allow, smallest first."""
+    have = integers_of(codec) if codec.form is Affine else None
+    if have is None or as_matrix(shape)[1] % _BLOCK:
         return ()
-    return _TYPES if _bits(codec, exact) == 4 else ("q8_0",)
+    columns = as_matrix(shape)[1]
+    return tuple(name for name, want in _BLOCKS.items() if keeps(have, want, columns).fate is not Fate.IMPOSSIBLE)
 
 
 def blocks_of(weight: Weight) -> str | None:
-    """Return the smallest ggml type that holds this weight's codes, or None. Reads its offsets."""
-    types = as_blocks(weight.codec, weight.shape)
-    if not types or not _offsets(weight).any():
-        return types[0] if types else None
-    return "q4_1" if "q4_1" in types else None
+    """Return the smallest ggml type that holds this weight's codes, or None. Reads its scales and zero points."""
+    best = None
+    for name in as_blocks(weight.codec, weight.shape):
+        found = _verdict_named(weight, name)
+        if found.fate is Fate.EXACT:
+            return name
+        if found.fate is Fate.ROUNDED and best is None:
+            best = name
+    return best
 
 
-def _offsets(weight: Weight) -> NDArray[Any]:
-    """Return the zero points of a weight, in any shape; a single 0 if it has none."""
-    if isinstance(weight.codec, WithOffsets):
-        return weight.codec.offsets(weight.parts, weight.shape)
-    return np.zeros(1, np.float32)
+def _verdict_named(weight: Weight, name: str) -> Verdict:
+    have = integers_of(weight.codec)
+    assert have is not None and isinstance(weight.codec, HoldsIntegers)
+    general = keeps(have, _BLOCKS[name], as_matrix(weight.shape)[1])
+    tables: Any = weight.codec
+    return resolved(general, have, _BLOCKS[name], *tables.tables(weight.parts, as_matrix(weight.shape)))
 
 
 def recoded(codes: Affine, target: Codec) -> dict[str, NDArray[Any]]:
@@ -183,9 +216,20 @@ def recoded(codes: Affine, target: Codec) -> dict[str, NDArray[Any]]:
     Raises CodecError for offsets or scales it cannot store.
     """
     if isinstance(target, MsModelSlim):
-        return target.pack(replace(codes, bits=target.bits) if codes.bits < target.bits else codes)
-    blocks = _packed_blocks(codes, target.name)
-    return dict(target.pack(Blocks(target.name, blocks)))
+        return target.pack(_plain(codes, target))
+    if target.form is Affine:
+        return dict(target.pack(codes))
+    return dict(target.pack(Blocks(target.name, _packed_blocks(codes, target.name))))
+
+
+def _plain(codes: Affine, target: MsModelSlim) -> Affine:
+    """Codes with zero points instead of biases, and the target's bits. Raises CodecError."""
+    if codes.bias is not None:
+        got = stored_codes(target.name, codes, target.integers, codes.scale.shape[1])
+        half = 2 ** (target.bits - 1)
+        signed = (got.codes - np.uint8(half)).view(np.int8)
+        return Affine(target.bits, signed, got.scale, got.zero - np.float32(half))
+    return replace(codes, bits=target.bits) if codes.bits < target.bits else codes
 
 
 def reordered(codes: Affine, order: NDArray[np.int64]) -> Affine:
@@ -195,41 +239,30 @@ def reordered(codes: Affine, order: NDArray[np.int64]) -> Affine:
         deq = grid.deq_scale if grid.deq_scale.size == 1 else grid.deq_scale[order]
         grid = replace(grid, deq_scale=deq, quant_bias=grid.quant_bias[order])
     return replace(
-        codes, codes=codes.codes[order], scale=codes.scale[order], offset=codes.offset[order], activation=grid
-    )
+        codes, codes=codes.codes[order], scale=codes.scale[order], offset=codes.offset[order], activation=grid,
+        bias=None if codes.bias is None else codes.bias[order],
+    )  # fmt: skip
 
 
 def _packed_blocks(codes: Affine, name: str) -> U8:
+    """Blocks of 32, uint8 [rows, K / 32 * size]. Raises CodecError."""
     rows, k = codes.codes.shape
-    times = k // _BLOCK // codes.scale.shape[1]
-    scale, offset = np.repeat(codes.scale, times, 1), np.repeat(codes.offset, times, 1)  # [rows, K / 32]
-    if offset.any() and name != "q4_1":
-        raise CodecError(f"{name} has no offsets", found=f"offsets up to {np.abs(offset).max():g}", hint="requantize")
-    cells = codes.codes.reshape(rows, k // _BLOCK, _BLOCK)
-    fields = [_half(scale)]
-    if name == "q4_1":
-        fields.append(_half(np.float32(-8) * scale - offset * scale))
-    fields.append(cells.view(np.uint8) if name == "q8_0" else _nibbles(cells))
+    want = _BLOCKS[name]
+    got = stored_codes(name, codes, want, k // _BLOCK)
+    fields = [_half(name, "scales", got.scale)]
+    if got.bias is not None:
+        fields.append(_half(name, "minima", got.bias))
+    cells = got.codes.reshape(rows, k // _BLOCK, _BLOCK)
+    if want.bits == 8:
+        fields.append(cells - np.uint8(128))
+    else:
+        if want.bits == 5:
+            fields.append(np.packbits(np.asarray(cells >> 4, np.uint8), axis=2, bitorder="little"))
+        fields.append(np.asarray(cells[:, :, :16] & 15 | cells[:, :, 16:] << 4, np.uint8))
     return np.concatenate(fields, 2).reshape(rows, -1)
 
 
-def _half(values: F32) -> U8:
-    """float32 [rows, blocks] -> half-precision bytes, uint8 [rows, blocks, 2].
-
-    Raises CodecError on overflow or underflow.
-    """
-    with np.errstate(over="ignore"):
-        half = values.astype("<f2")
-    if not np.isfinite(half).all() or ((half == 0) & (values != 0)).any():
-        raise CodecError(
-            "scales do not fit half precision",
-            found=f"{np.abs(values).min():g} to {np.abs(values).max():g}",
-            hint="choose f16",
-        )
-    return half[:, :, None].view(np.uint8)
-
-
-def _nibbles(cells: I8) -> U8:
-    """int8 [..., 32] from -8 to 7 -> uint8 [..., 16]: the first half in the low nibbles."""
-    raised = (cells + np.int8(8)).astype(np.uint8)
-    return np.asarray(raised[..., :16] | raised[..., 16:] << 4)
+def _half(name: str, what: str, values: F32) -> U8:
+    """float32 [rows, blocks] -> half-precision bytes, uint8 [rows, blocks, 2]. Raises CodecError if they do not fit."""
+    stored: U8 = stored_table(name, what, values, np.dtype("<f2"))[:, :, None].view(np.uint8)
+    return stored

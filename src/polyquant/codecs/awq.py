@@ -19,10 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.affine_reader import FLOAT_TYPES, AffineReader, group_count, words_of
+from polyquant.codecs.affine_codec import (
+    FLOAT_TYPES,
+    AffineCodec,
+    group_count,
+    stored_codes,
+    stored_table,
+    words_of,
+)
 from polyquant.codecs.arguments import exact_part
+from polyquant.codecs.keeping import Integers
 from polyquant.errors import UnknownNameError
-from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Shape
+from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["AWQ", "NAMES", "awq_named"]
 
@@ -33,7 +41,7 @@ _INT32 = np.dtype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class AWQ(AffineReader):
+class AWQ(AffineCodec):
     """AWQ weights. group: columns per scale, 0 for the whole row. dtype: of the scales."""
 
     group: int = 0
@@ -65,16 +73,40 @@ class AWQ(AffineReader):
             "scales": ArraySpec((groups, n), FLOAT_TYPES[self.dtype]),
         }
 
-    def offsets(self, parts: Parts, shape: Shape) -> F32:
-        """Zero points - 8, [N, G]."""
-        stored = exact_part(parts, "qzeros", self.specs(shape)["qzeros"])
-        return _nibbles(stored).astype(np.float32) - np.float32(8)
+    @property
+    def integers(self) -> Integers:
+        """4-bit codes with a zero point per group."""
+        return Integers(4, self.group, self.dtype, "integer")  # type: ignore[arg-type]
 
-    def unpack(self, parts: Parts, shape: Shape) -> Affine:
-        """Unpack parts to codes. Raises CodecError if a part does not fit."""
-        arrays = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
-        codes = _nibbles(arrays["qweight"]).view(np.int8) - np.int8(8)  # [N, K]
-        return Affine(4, codes, np.ascontiguousarray(arrays["scales"].T, np.float32), self.offsets(parts, shape))
+    def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None]:
+        """Scales, and zero points - 8, [N, G]."""
+        specs = self.specs(shape)
+        scale: F32 = np.ascontiguousarray(exact_part(parts, "scales", specs["scales"]).T, np.float32)
+        zeros = _nibbles(exact_part(parts, "qzeros", specs["qzeros"]))
+        return scale, zeros.astype(np.float32) - np.float32(8), None
+
+    def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> I8:
+        """Signed codes of rows [a, b)."""
+        words = exact_part(parts, "qweight", self.specs(shape)["qweight"])
+        first, last = rows.start // 8, -(-rows.stop // 8)
+        codes = _nibbles(words[:, first:last]).view(np.int8) - np.int8(8)
+        return codes[rows.start - 8 * first : rows.stop - 8 * first]
+
+    def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
+        """Write rows of codes as columns. Raises CodecError if the scales cannot be held."""
+        got = stored_codes(self.name, codes, self.integers, len(out["scales"]))
+        rows, words = slice(start, start + len(got.codes)), slice(start // 8, (start + len(got.codes)) // 8)
+        out["qweight"][:, words] = _words(got.codes)
+        out["qzeros"][:, words] = _words(got.zero.astype(np.uint8))
+        out["scales"][:, rows] = stored_table(self.name, "scales", got.scale, out["scales"].dtype).T
+
+
+def _words(codes: U8) -> NDArray[np.int32]:
+    """The inverse of `_nibbles`: uint8 [N, rows] -> int32 [rows, N / 8]."""
+    lanes = np.zeros((len(codes) // 8, codes.shape[1]), np.uint32)
+    for i, place in enumerate(_ORDER):
+        lanes |= codes[place::8].astype(np.uint32) << np.uint32(4 * i)
+    return lanes.T.view(np.int32)
 
 
 def _nibbles(words: NDArray[Any]) -> U8:

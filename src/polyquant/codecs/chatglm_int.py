@@ -16,10 +16,11 @@ from functools import cache
 
 import numpy as np
 
-from polyquant.codecs.affine_reader import FLOAT_TYPES, AffineReader, group_count
+from polyquant.codecs.affine_codec import FLOAT_TYPES, AffineCodec, group_count
 from polyquant.codecs.arguments import exact_part
+from polyquant.codecs.keeping import Integers
 from polyquant.errors import CodecError, UnknownNameError
-from polyquant.types import F32, Affine, ArraySpec, Parts, Shape
+from polyquant.types import F32, I8, ArraySpec, Parts, Shape
 
 __all__ = ["NAMES", "ChatGLMInt", "chatglm_int_named"]
 
@@ -27,7 +28,7 @@ NAMES = {f"chatglm.{bits}{dtype}": None for bits in (4, 8) for dtype in ("", ".b
 
 
 @dataclass(frozen=True, slots=True)
-class ChatGLMInt(AffineReader):
+class ChatGLMInt(AffineCodec):
     """ChatGLM weights. bits: 4 or 8. dtype: of the scales."""
 
     bits: int
@@ -57,19 +58,28 @@ class ChatGLMInt(AffineReader):
             "weight_scale": ArraySpec((n,), FLOAT_TYPES[self.dtype]),
         }
 
-    def offsets(self, parts: Parts, shape: Shape) -> F32:
-        """Zeros, since rows are symmetric."""
-        del parts
-        return np.zeros((shape[0], 1), np.float32)
+    @property
+    def writable(self) -> bool:
+        """False: no current tool reads this layout."""
+        return False
 
-    def unpack(self, parts: Parts, shape: Shape) -> Affine:
-        """Unpack parts to codes. Raises CodecError if a part does not fit."""
-        arrays = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
-        codes = np.asarray(arrays["weight"])
+    @property
+    def integers(self) -> Integers:
+        """Symmetric codes with one scale per row."""
+        return Integers(self.bits, 0, self.dtype)  # type: ignore[arg-type]
+
+    def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None]:
+        """Scales and zero offsets, [N, 1]."""
+        stored = exact_part(parts, "weight_scale", self.specs(shape)["weight_scale"])
+        scale: F32 = np.ascontiguousarray(stored, np.float32)[:, None]
+        return scale, np.zeros_like(scale), None
+
+    def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> I8:
+        """Signed codes of rows [a, b)."""
+        codes = np.asarray(exact_part(parts, "weight", self.specs(shape)["weight"])[rows])
         if self.bits == 4:  # int8 shifts keep the sign; the low nibble is moved up first
-            codes = np.stack([codes >> 4, (codes << 4).astype(np.int8) >> 4], 2).reshape(shape)
-        scale = np.ascontiguousarray(arrays["weight_scale"], np.float32)[:, None]
-        return Affine(self.bits, codes, scale, self.offsets(parts, shape))
+            codes = np.stack([codes >> 4, (codes << 4).astype(np.int8) >> 4], 2).reshape(len(codes), shape[1])
+        return codes
 
 
 @cache

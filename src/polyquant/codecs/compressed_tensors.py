@@ -1,7 +1,7 @@
 """compressed-tensors checkpoints (llm-compressor) with integer weights, in two layouts.
 
     int-quantized    weight         i8  [N, K]                 one code per byte
-    pack-quantized   weight_packed  i32 [N, ceil(K b / 32)]    row n: q + 2^(b - 1) as a b-bit stream (b = 4 or 8),
+    pack-quantized   weight_packed  i32 [N, ceil(K b / 32)]    row n: q + 2^(b - 1) as a b-bit stream (b from 2 to 8),
                                                                lowest bits of a word first
     both             weight_scale   [N, G], [N, 1] or [1]      per group, row or tensor
                      weight_zero_point                         if asymmetric: i8 in the shape of the scales,
@@ -25,24 +25,35 @@ from typing import Any
 
 import numpy as np
 
-from polyquant.codecs.affine_reader import FLOAT_TYPES, AffineReader, group_count, grouped_columns, unpacked_bits
+from polyquant.codecs.affine_codec import (
+    FLOAT_TYPES,
+    AffineCodec,
+    group_count,
+    grouped_columns,
+    stored_codes,
+    stored_table,
+    unpacked_bits,
+)
 from polyquant.codecs.arguments import exact_part
-from polyquant.errors import UnknownNameError
-from polyquant.ops import int8
+from polyquant.codecs.keeping import Integers
+from polyquant.errors import CodecError, UnknownNameError
+from polyquant.ops import code_streams, int8
 from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["NAMES", "CompressedTensors", "compressed_tensors_named"]
 
 _INT8, _INT32 = np.dtype(np.int8), np.dtype(np.int32)
-NAMES: tuple[str, ...] = ("compressed.i8", "compressed.i8.dynamic", "compressed.p4.g128", "compressed.p8.g128")
+NAMES: tuple[str, ...] = (
+    "compressed.i8", "compressed.i8.dynamic", "compressed.p4.g128", "compressed.p4.g128.zpp", "compressed.p8.g128",
+)  # fmt: skip
 """Common names of the family, suggested by errors."""
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedTensors(AffineReader):
+class CompressedTensors(AffineCodec):
     """Integer weights of compressed-tensors.
 
-    bits: 4 or 8. words: codes are packed into 32-bit words. group: columns per scale, 0 for the whole row. zeros: "",
+    bits: 2 to 8. words: codes are packed into 32-bit words. group: columns per scale, 0 for the whole row. zeros: "",
     "zp" (i8) or "zpp" (packed). tensor: one scale per tensor. ordered: a group index per column. dtype: of the scales.
     dynamic: inputs are quantized per token.
     """
@@ -96,34 +107,81 @@ class CompressedTensors(AffineReader):
             parts["weight_zero_point"] = ArraySpec((-(-n * self.bits // 32), groups), _INT32)
         return parts | ({"weight_g_idx": ArraySpec((k,), _INT32)} if self.ordered else {})
 
-    def offsets(self, parts: Parts, shape: Shape) -> F32:
-        """Zero points, [N, G]."""
+    @property
+    def writable(self) -> bool:
+        """False with a group index, which only the program that chose the order of columns can give."""
+        return not self.ordered
+
+    @property
+    def integers(self) -> Integers:
+        """Codes of `bits` bits with a scale per group, row or tensor."""
+        zero = "integer" if self.zeros else "none"
+        return Integers(self.bits, self.group, self.dtype, zero, self.tensor, self.ordered)  # type: ignore[arg-type]
+
+    @property
+    def row_sliced(self) -> bool:
+        """True if every part has one entry per row."""
+        return not (self.zeros == "zpp" or self.tensor or self.ordered)
+
+    def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None]:
+        """Scales and zero points, [N, G], or [N, K] with a group index."""
         specs, n = self.specs(shape), shape[0]
+        scale = _table(exact_part(parts, "weight_scale", specs["weight_scale"]), n)
         if not self.zeros:
-            return np.zeros((n, 1 if self.tensor else specs["weight_scale"].shape[1]), np.float32)
-        stored = exact_part(parts, "weight_zero_point", specs["weight_zero_point"])
-        if self.zeros == "zp":
-            return _table(stored, n)
-        return np.ascontiguousarray(self._signed(stored.T, n).T, np.float32)
-
-    def unpack(self, parts: Parts, shape: Shape) -> Affine:
-        """Unpack parts to codes; with weight_g_idx, a scale and an offset per column.
-
-        Raises CodecError if a part does not fit.
-        """
-        arrays: dict[str, Any] = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
-        n, k = shape
-        codes = self._signed(arrays["weight_packed"], k) if self.words else np.asarray(arrays["weight"])
-        scale = _table(arrays["weight_scale"], n)
-        offset = self.offsets(parts, shape)
+            offset = np.zeros_like(scale)
+        else:
+            stored = exact_part(parts, "weight_zero_point", specs["weight_zero_point"])
+            packed = self.zeros == "zpp"
+            offset = np.ascontiguousarray(self._signed(stored.T, n).T, np.float32) if packed else _table(stored, n)
         if self.ordered:
-            scale, offset = (grouped_columns(self.name, table, arrays["weight_g_idx"]) for table in (scale, offset))
-        return Affine(self.bits, codes, scale, offset)
+            index = exact_part(parts, "weight_g_idx", specs["weight_g_idx"])
+            scale, offset = (grouped_columns(self.name, table, index) for table in (scale, offset))
+        return scale, offset, None
+
+    def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> I8:
+        """Signed codes of rows [a, b)."""
+        part, spec = next(iter(self.specs(shape).items()))
+        stored = exact_part(parts, part, spec)[rows]
+        return self._signed(stored, shape[1]) if self.words else np.asarray(stored)
+
+    def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
+        """Write rows of codes. Raises CodecError if the codes or their scales cannot be held, and for act-order."""
+        if self.ordered:
+            raise CodecError(f"{self.name} can be read, not written", hint="choose a codec without .act")
+        scales = out["weight_scale"]
+        got = stored_codes(self.name, codes, self.integers, 1 if self.tensor else scales.shape[1])
+        rows = slice(start, start + len(codes.codes))
+        if self.words:
+            pitch = 4 * out["weight_packed"].shape[1]
+            out["weight_packed"][rows] = code_streams.pack(got.codes, self.bits, pitch).view("<i4")
+        else:
+            out["weight"][rows] = (got.codes - np.uint8(128)).view(np.int8)
+        table = stored_table(self.name, "scales", got.scale, scales.dtype)
+        zero = got.zero - np.float32(2 ** (self.bits - 1))
+        if self.tensor:
+            if (table != table[:1]).any() or (start and scales[0] != table[0, 0]):
+                raise CodecError(f"{self.name} has one scale per tensor", found="several", hint="requantize")
+            table, zero, rows = table[0], zero[0], slice(0, 1)
+        scales[rows] = table
+        if self.zeros == "zp":
+            out["weight_zero_point"][rows] = zero.astype(np.int8)
+        elif self.zeros:
+            words = out["weight_zero_point"]
+            first = start * self.bits // 32
+            stream = code_streams.pack(
+                np.ascontiguousarray(got.zero.T).astype(np.uint8), self.bits, _pitch(codes, self)
+            )
+            words[first : first + stream.shape[1] // 4] = stream.view("<i4").T
 
     def _signed(self, words: Any, count: int) -> I8:
         """int32 [rows, words] -> int8 [rows, count]."""
         stored = unpacked_bits(words, self.bits)[:, :count]
         return (stored - np.uint8(2 ** (self.bits - 1))).view(np.int8)  # modulo 256: two's complement
+
+
+def _pitch(codes: Affine, codec: CompressedTensors) -> int:
+    """Bytes of one group's zero points of these rows."""
+    return code_streams.pitch_of(len(codes.codes), codec.bits)
 
 
 def _table(values: Any, n: int) -> F32:
@@ -144,7 +202,7 @@ def compressed_tensors_named(name: str) -> CompressedTensors:
         "dtype": next((w for w in words if w in FLOAT_TYPES), "bf16"),
         "group": next((int(w[1:]) for w in words if w[:1] == "g" and w[1:].isdecimal() and len(w) < 8), 0),
     }
-    if layout in ("i8", "p4", "p8"):
+    if layout == "i8" or (layout[:1] == "p" and layout[1:] in map(str, range(2, 9))):
         codec = CompressedTensors(int(layout[1]), layout[0] == "p", **flags)
         if codec.name == name:
             return codec

@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.affine_reader import FLOAT_TYPES
+from polyquant.codecs.affine_codec import FLOAT_TYPES
 from polyquant.codecs.arguments import exact_part, output
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
 from polyquant.types import F32, ArraySpec, Blocks, Parts, Shape

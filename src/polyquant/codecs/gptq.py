@@ -19,20 +19,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
-from polyquant.codecs.affine_reader import (
+from polyquant.codecs.affine_codec import (
     FLOAT_TYPES,
-    AffineReader,
+    AffineCodec,
     group_count,
     grouped_columns,
+    stored_codes,
+    stored_table,
     unpacked_bits,
     words_of,
 )
 from polyquant.codecs.arguments import exact_part
-from polyquant.errors import UnknownNameError
-from polyquant.types import F32, Affine, ArraySpec, Parts, Shape
+from polyquant.codecs.keeping import Integers
+from polyquant.errors import CodecError, UnknownNameError
+from polyquant.ops import code_streams
+from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["BITS", "GPTQ", "NAMES", "gptq_named"]
 
@@ -52,7 +57,7 @@ _ONES = {2: np.uint32(0x55555555), 4: np.uint32(0x11111111), 8: np.uint32(0x0101
 
 
 @dataclass(frozen=True, slots=True)
-class GPTQ(AffineReader):
+class GPTQ(AffineCodec):
     """GPTQ weights.
 
     bits: per code. group: columns per scale, 0 for the whole row. v2: zero points are stored unchanged. ordered: a
@@ -85,29 +90,55 @@ class GPTQ(AffineReader):
         }
         return parts | ({"g_idx": ArraySpec((k,), _INT32)} if self.ordered else {})
 
-    def offsets(self, parts: Parts, shape: Shape) -> F32:
-        """Zero points - 2^(b - 1), [N, G]."""
-        stored = exact_part(parts, "qzeros", self.specs(shape)["qzeros"])
+    @property
+    def writable(self) -> bool:
+        """False with a group index, which only the program that chose the order of columns can give."""
+        return not self.ordered
+
+    @property
+    def integers(self) -> Integers:
+        """Codes with a zero point per group."""
+        return Integers(self.bits, self.group, self.dtype, "integer", ordered=self.ordered)  # type: ignore[arg-type]
+
+    def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None]:
+        """Scales, and zero points - 2^(b - 1), [N, G], or [N, K] with a group index."""
+        specs = self.specs(shape)
+        scale: F32 = np.ascontiguousarray(exact_part(parts, "scales", specs["scales"]).T, np.float32)
+        stored = exact_part(parts, "qzeros", specs["qzeros"])
         if not self.v2 and self.bits in _ONES:
             stored = stored.view(np.uint32) + _ONES[self.bits]
         zeros = unpacked_bits(stored.view(np.int32), self.bits).astype(np.int16)  # [G, N]
         if not self.v2 and self.bits not in _ONES:
             zeros = (zeros + 1) & (2**self.bits - 1)
-        return np.ascontiguousarray((zeros - 2 ** (self.bits - 1)).T, np.float32)
-
-    def unpack(self, parts: Parts, shape: Shape) -> Affine:
-        """Unpack parts to codes; with g_idx, a scale and an offset per column.
-
-        Raises CodecError if a part does not fit.
-        """
-        arrays = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
-        stored = unpacked_bits(arrays["qweight"].T, self.bits)  # [N, K]
-        codes = (stored - np.uint8(2 ** (self.bits - 1))).view(np.int8)
-        scale: F32 = np.ascontiguousarray(arrays["scales"].T, np.float32)  # [N, G]
-        offset = self.offsets(parts, shape)
+        offset: F32 = np.ascontiguousarray((zeros - 2 ** (self.bits - 1)).T, np.float32)
         if self.ordered:
-            scale, offset = (grouped_columns(self.name, table, arrays["g_idx"]) for table in (scale, offset))
-        return Affine(8 if self.bits == 8 else 4, codes, scale, offset)
+            index = exact_part(parts, "g_idx", specs["g_idx"])
+            scale, offset = (grouped_columns(self.name, table, index) for table in (scale, offset))
+        return scale, offset, None
+
+    def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> I8:
+        """Signed codes of rows [a, b): columns of qweight."""
+        words = exact_part(parts, "qweight", self.specs(shape)["qweight"])[:, rows]
+        return (unpacked_bits(words.T, self.bits) - np.uint8(2 ** (self.bits - 1))).view(np.int8)
+
+    def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
+        """Write rows of codes as columns. Raises CodecError if the scales cannot be held, and for act-order."""
+        if self.ordered:
+            raise CodecError(f"{self.name} can be read, not written", hint="choose a codec without .act")
+        got = stored_codes(self.name, codes, self.integers, len(out["scales"]))
+        rows = slice(start, start + len(codes.codes))
+        pitch = 4 * len(out["qweight"])
+        out["qweight"][:, rows] = code_streams.pack(got.codes, self.bits, pitch).view("<i4").T
+        out["scales"][:, rows] = stored_table(self.name, "scales", got.scale, out["scales"].dtype).T
+        zeros = got.zero.astype(np.uint8).T  # [G, n]
+        if not self.v2 and self.bits not in _ONES:
+            zeros = (zeros - np.uint8(1)) & np.uint8(2**self.bits - 1)
+        pitch = code_streams.pitch_of(zeros.shape[1], self.bits)
+        words = code_streams.pack(np.ascontiguousarray(zeros), self.bits, pitch).view("<u4")
+        if not self.v2 and self.bits in _ONES:
+            words = words - _ONES[self.bits]
+        first = start * self.bits // 32
+        out["qzeros"][:, first : first + words.shape[1]] = words.view("<i4")
 
 
 @cache

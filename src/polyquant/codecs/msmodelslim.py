@@ -34,13 +34,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.affine_reader import FLOAT_TYPES, decoded_rows
+from polyquant.codecs.affine_codec import FLOAT_TYPES, decoded_rows
 from polyquant.codecs.arguments import exact_part, non_finite, of_form, output, part, real
+from polyquant.codecs.keeping import Integers
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import affine, int8
 from polyquant.types import F32, I8, Activation, Affine, ArraySpec, Parts, Shape, as_matrix
@@ -255,23 +256,39 @@ class MsModelSlim:
             "deq_scale": deq.view(np.uint32).astype(np.int64) if self.wide else deq,
         }
 
+    @property
+    def integers(self) -> Integers:
+        """Codes with a zero point, except for static types, which are symmetric."""
+        zero: Literal["none", "integer"] = "none" if self.static else "integer"
+        dtype: Any = self.dtype
+        return Integers(self.bits, self.group, dtype, zero, self.tensor, fixed=self.static)
+
     def unpack(self, parts: Parts, shape: Shape) -> Affine:
         """Unpack parts to codes. Raises CodecError if a part does not fit."""
-        n, k = as_matrix(shape)
-        arrays = {key: exact_part(parts, key, spec) for key, spec in self.specs((n, k)).items()}
-        activation = self._activation(arrays) if self.static else None
+        matrix = as_matrix(shape)
+        scale, offset, _ = self.tables(parts, matrix)
+        codes = self.codes(exact_part(parts, "weight", self.specs(matrix)["weight"]))
+        return Affine(self.bits, codes, scale, offset, self._activation(parts, matrix))
+
+    def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None]:
+        """Scales and zero points of a weight [N, K], float32 [N, G], without its codes. Raises CodecError if a part
+        does not fit.
+        """
+        n, _ = shape
+        small = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items() if key != "weight"}
         offset = np.zeros((n, 1), np.float32)
-        if "weight_scale" in arrays:
-            scale = _rows(arrays["weight_scale"], n)
-            offset = _rows(arrays["weight_offset"], n)
+        if "weight_scale" in small:
+            scale = _rows(small["weight_scale"], n)
+            offset = _rows(small["weight_offset"], n)
             if self.second:
-                scale = scale * arrays["weight_scale_second"]
-                offset = offset + arrays["weight_offset_second"].astype(np.float32)
+                scale = scale * small["weight_scale_second"]
+                offset = offset + small["weight_offset_second"].astype(np.float32)
         else:
+            activation = self._activation(parts, shape)
             assert activation is not None
             with np.errstate(all="ignore"):
                 scale = _rows(activation.deq_scale / activation.scale, n)
-        return Affine(self.bits, self.codes(arrays["weight"]), scale, offset, activation)
+        return scale, offset, None
 
     def offsets(self, parts: Parts, shape: Shape) -> F32:
         """Return the stored offsets of rows and groups, float32 [any]; zeros for static types without them."""
@@ -289,7 +306,12 @@ class MsModelSlim:
         shape = (rows, 2 * columns) if self.packing == "k" else (2 * rows, columns)
         return np.ascontiguousarray(np.stack([low, high], axis)).reshape(shape)
 
-    def _activation(self, parts: Parts) -> Activation:
+    def _activation(self, parts: Parts, shape: Shape) -> Activation | None:
+        """The input quantization of static types; None for others."""
+        if not self.static:
+            return None
+        keys = ("input_scale", "input_offset", "quant_bias", "deq_scale")
+        parts = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items() if key in keys}
         deq = np.asarray(parts["deq_scale"])
         if self.wide:
             if ((deq < 0) | (deq > 0xFFFFFFFF)).any():

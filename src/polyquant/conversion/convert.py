@@ -19,7 +19,7 @@ from polyquant.conversion.tasks import Part, parse_part, shares
 from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.existing import refuse_target
 from polyquant.formats.progress import shows_progress
-from polyquant.formats.protocol import Format, OnTensor, Target
+from polyquant.formats.protocol import Format, HasSchemes, OnTensor, Target
 from polyquant.formats.steps import Progress
 from polyquant.keywords import PLAN_DEFAULTS, FormatKeywords, PlanKeywords
 from polyquant.no_collection import no_collection
@@ -67,7 +67,8 @@ def plan(
     measured: Mapping[str, Any] | None = None,
     **options: Unpack[FormatKeywords],
 ) -> Plan:
-    """Open `src` and plan every step and byte of its conversion to `to` ("gguf", "hf", "trellis-v3", "msmodelslim").
+    """Open `src` and plan every step and byte of its conversion to `to` ("gguf", "hf", "trellis-v3", "msmodelslim",
+    or a quantization scheme of Hugging Face folders: "compressed-tensors", "gptq", "awq").
 
     Nothing is written. codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules:
     `PATTERN=CODEC`, which take precedence. requantize: allow requantizing quantized weights. allow_unknown: also write
@@ -82,7 +83,7 @@ def plan(
     UnknownNameError, CodecError; TypeError for an option that no format has.
     """
     refuse_unknown(options, known_options(), "plan")
-    form = format_named(to)
+    form, of_scheme = named_target(to)
     target = writable(form)
     refuse_foreign(options, form, target)
     source_form, _ = detect(src)
@@ -109,7 +110,7 @@ def plan(
         source_form.carry,
         form.name,
         target,
-        build(target.options, options),
+        build(target.options, {**options, **of_scheme}),
         codec=codec,
         recipe=recipe,
         rules=parsed,
@@ -133,6 +134,14 @@ def writable(form: Format) -> Target:
         names = ", ".join(f.name for f, _ in targets())
         raise UnsupportedError(f"{form.title} can be read, not written", expected=names, found=form.name)
     return form.target
+
+
+def named_target(name: str) -> tuple[Format, dict[str, Any]]:
+    """The format that `to` names, and its option `scheme` for the name of a scheme. Raises UnknownNameError."""
+    for form in formats():
+        if isinstance(form, HasSchemes) and name in form.schemes:
+            return form, {"scheme": name}
+    return format_named(name), {}
 
 
 def known_options() -> set[str]:
@@ -226,7 +235,10 @@ def smaller(to: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `quantize`, with the target's default if they select no codec, recipe or bits."""
     if any(options.get(key) is not None for key in ("codec", "recipe", "bits", "target_bpw")):
         return dict(options)
-    return {**options, **writable(format_named(to)).smaller}
+    form, of_scheme = named_target(to)
+    if isinstance(form, HasSchemes) and of_scheme:
+        return {**options, "codec": form.schemes[of_scheme["scheme"]]}
+    return {**options, **writable(form).smaller}
 
 
 def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:

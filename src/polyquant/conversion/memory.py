@@ -15,8 +15,8 @@ from pathlib import Path
 
 from polyquant.calibration.stages import TOKENS, WINDOWS
 from polyquant.errors import PlanError
-from polyquant.formats.steps import Step
-from polyquant.types import Action, Affine, Ternary, as_matrix
+from polyquant.formats.steps import Step, by_blocks
+from polyquant.types import Action, Affine, TensorSpec, Ternary, as_matrix
 
 __all__ = ["calibration_bytes", "job_bytes", "peak_bytes", "program_bytes", "working_bytes", "working_limit"]
 
@@ -40,7 +40,15 @@ def job_bytes(step: Step, *, calibrated: bool) -> int:
         return min(rows, step.block_rows) * k * _STREAM_BYTES
     if step.alone and step.action not in (Action.COPY, Action.TRANSCODE):
         return rows * k * _TRELLIS_BYTES + (k * k * _HESSIAN_BYTES if calibrated else 0)
+    if by_blocks(step):
+        whole = step.nbytes * (not step.target.row_sliced)
+        whole += sum(_stored_bytes(s) for s in step.sources if not s.codec.row_sliced)
+        return whole + min(rows, step.block_rows) * k * _STREAM_BYTES
     return rows * k * (3 if step.target.form is Ternary else 10)
+
+
+def _stored_bytes(source: TensorSpec) -> int:
+    return sum(spec.nbytes for spec in source.codec.specs(source.shape).values())
 
 
 def calibration_bytes(steps: Sequence[Step]) -> int:

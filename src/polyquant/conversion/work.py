@@ -12,13 +12,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from polyquant.capabilities import QuantizesStored
+from polyquant.capabilities import PacksRows, QuantizesStored
+from polyquant.codecs.affine_codec import decoded_rows
 from polyquant.codecs.affine_forms import affine_of, recoded, reordered
-from polyquant.codecs.affine_reader import decoded_rows
 from polyquant.codecs.transcode import transcode
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError
-from polyquant.formats.steps import Piece, Step, shared_importance
+from polyquant.formats.steps import Piece, Step, by_blocks, shared_importance
 from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
@@ -176,6 +176,8 @@ def convert_tensor(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
     source, target, shape = weight.codec, step.target, step.map.shape
     if step.action is Action.COPY and same:
         yield Piece(weight.read())
+    elif by_blocks(step):
+        yield from _by_blocks(plan, step, weight, measure=measure)
     elif _keeps_codes(step):
         yield _moved_codes(weights, step, measure=measure)
     elif source.form is Ternary and target.form is Ternary and same:
@@ -187,6 +189,49 @@ def convert_tensor(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
         yield Piece(target.pack(_joined_codes([_ternary_codes(w, step) for w in weights], weights, step)))
     else:
         yield from _from_floats(plan, step, floats(plan.source, step), measure=measure)
+
+
+def _by_blocks(plan: Plan, step: Step, weight: Weight, *, measure: bool) -> Iterator[Piece]:
+    """Convert row block by row block with complete parts of the source, the target or both in memory."""
+    source, target, (n, k) = weight.codec, step.target, as_matrix(step.map.shape)
+    parts = None if source.row_sliced else weight.read()
+    out = target.empty((n, k)) if not target.row_sliced and isinstance(target, PacksRows) else None
+    kept, total = step.action is Action.TRANSCODE and Affine in (source.form, target.form), ErrorSums()
+    size = max(32, step.block_rows // 32 * 32)
+    for a in range(0, n, size):
+        rows = slice(a, min(n, a + size))
+        shape = (rows.stop - a, k)
+        block = weight.read(rows) if parts is None else parts
+        inside = None if parts is None else rows
+        codes: Affine | None = None
+        if kept:
+            codes = affine_of(source, block, shape if inside is None else (n, k), inside)
+            assert codes is not None
+        w = source.dequantize(block, shape if inside is None else (n, k), rows=inside) if measure or not kept else None
+        if out is None:
+            made = recoded(codes, target) if codes is not None else _packed(step, _given(w), a, _importance(plan, step))
+            error = error_sums(_given(w), target.dequantize(made, shape)) if measure else None
+            yield Piece(made, a, shape[0], error)
+            continue
+        assert isinstance(target, PacksRows)
+        if codes is None:
+            quantized = target.quantize(_given(w), importance=shared_importance(_importance(plan, step)))
+            assert isinstance(quantized, Affine)
+            codes = quantized
+        target.pack_rows(codes, a, out, (n, k))
+        if measure:
+            total += error_sums(_given(w), target.dequantize(out, (n, k), rows=rows))
+    if out is not None:
+        yield Piece(out, error=total if measure else None)
+
+
+def _given(w: F32 | None) -> F32:
+    assert w is not None
+    return w
+
+
+def _importance(plan: Plan, step: Step) -> F32 | None:
+    return plan.importance.get(step.map.target)
 
 
 def floats(source: Checkpoint, step: Step) -> F32:

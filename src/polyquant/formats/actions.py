@@ -52,7 +52,8 @@ def _same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
     """True if the target can store the same codes."""
     have = weight.codec
     if Affine in (have.form, target.form):
-        return (len(tensor.sources) == 1 or target.row_sliced) and affine_forms.same_codes(weight, target)
+        joined = len(tensor.sources) > 1 and not target.row_sliced
+        return not joined and affine_forms.same_codes(weight, target)
     if have.form is target.form and have.form not in (Blocks, TrellisCodes):
         return True
     if have.form is Blocks and target.form is Blocks:

@@ -31,6 +31,7 @@ __all__ = [
     "Context",
     "DeclaresCodecs",
     "Format",
+    "HasSchemes",
     "NamesReaders",
     "OnTensor",
     "Planning",
@@ -117,6 +118,15 @@ class NamesReaders(Protocol):
 
     readers: Mapping[str, str]
     """Program -> command, with {repo} and {file} for the model's place on the hub."""
+
+
+@runtime_checkable
+class HasSchemes(Protocol):
+    """A format that stores weights in several quantization schemes, each a target of its own name."""
+
+    @property
+    def schemes(self) -> Mapping[str, str]:
+        """Name for `--to` -> the codec for floats. The target has the option `scheme`."""
 
 
 @runtime_checkable

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from polyquant.capabilities import PacksRows, claims
 from polyquant.errors import UnsupportedError
-from polyquant.operations import Stack
+from polyquant.operations import Same, Stack
 from polyquant.ops.metrics import ErrorSums
 from polyquant.rows import matrix_name
 from polyquant.types import F32, Action, Codec, Floats, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
 
-__all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step", "importance_shapes", "shared_importance"]
+__all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step", "by_blocks", "importance_shapes", "shared_importance"]
 
 BLOCK_WEIGHTS = 1 << 20
 """Weights per row block: large enough to amortize Python's overhead, small enough to stay in cache."""
@@ -116,6 +117,16 @@ class Step:
             return 1
         shapes = [s.shape for s in self.sources]
         return self.map.op.together(shapes) if self._by_rows else max(1, as_matrix(shapes[0])[0])
+
+
+def by_blocks(step: Step) -> bool:
+    """True for a step that cannot be cut in the files, but takes row blocks out of complete parts, or fills them."""
+    same = isinstance(step.map.op, Same) and len(step.sources) == 1 and len(step.map.shape) == 2
+    if not same or step.streams or step.map.ternarize or step.cut is not None:
+        return False
+    source = step.sources[0].codec
+    readable = source.row_sliced or claims(source, PacksRows)  # type: ignore[type-abstract]
+    return readable and (step.target.row_sliced or claims(step.target, PacksRows))  # type: ignore[type-abstract]
 
 
 def importance_shapes(shape: Shape) -> tuple[Shape, ...]:

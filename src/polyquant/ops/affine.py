@@ -58,15 +58,18 @@ def encode(w: F32, scale: F32, offset: F32, bits: int, *, symmetric: bool) -> I8
     return codes
 
 
-def decode(codes: I8, scale: F32, offset: F32, out: F32) -> F32:
-    """Write (codes - offset) * scale into out [rows, K]; scale, offset [rows, G]."""
+def decode(codes: I8, scale: F32, offset: F32, out: F32, bias: F32 | None = None) -> F32:
+    """Write (codes - offset) * scale [+ bias] into out [rows, K]; scale, offset, bias [rows, G]."""
+    (rows, k), groups = codes.shape, scale.shape[1]
     if (lib := native.lib()) is not None:
         lib.affine_decode(codes, scale, offset, out)
-        return out
-    (rows, k), groups = codes.shape, scale.shape[1]
-    grouped = codes.reshape(rows, groups, k // groups).astype(np.float32)
-    with np.errstate(all="ignore"):
-        out.reshape(grouped.shape)[...] = (grouped - offset[:, :, None]) * scale[:, :, None]
+    else:
+        grouped = codes.reshape(rows, groups, k // groups).astype(np.float32)
+        with np.errstate(all="ignore"):
+            out.reshape(grouped.shape)[...] = (grouped - offset[:, :, None]) * scale[:, :, None]
+    if bias is not None:
+        with np.errstate(all="ignore"):
+            out.reshape(rows, groups, k // groups)[...] += bias[:, :, None]
     return out
 
 

@@ -85,7 +85,7 @@ class GGUFTarget(PlainTarget):
 
 def _blocks_of_all(weights: Sequence[Weight]) -> str | None:
     """The smallest ggml type that stores the codes of all weights; None if there is none."""
-    types = ("q4_0", "q4_1", "q8_0")
+    types = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
     return next((t for t in types if all(affine_forms.same_codes(w, codec(t)) for w in weights)), None)
 
 

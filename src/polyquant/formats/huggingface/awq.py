@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from polyquant.codecs.affine_forms import integers_of
 from polyquant.codecs.awq import AWQ
-from polyquant.errors import InputError
+from polyquant.errors import InputError, PlanError
 from polyquant.formats.huggingface.gptq import modules as _with_qweight
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
+from polyquant.formats.huggingface.schemes import StoredTensor, linear_names, stored_parts
+from polyquant.formats.linears import is_linear
+from polyquant.types import Codec, Shape, TensorSpec
 
-__all__ = ["modules", "weight_of"]
+__all__ = ["SCHEME", "modules", "weight_of"]
 
 
 def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
@@ -39,3 +43,48 @@ def weight_of(
         raise InputError("groups do not divide the inputs", tensor=module, expected=f"a divisor of {k}", found=groups)
     codec = AWQ(k // groups if groups > 1 else 0, float_word(module, "scales", scales))
     return fitting(module, (8 * words, k), codec, tensors)
+
+
+class _AWQ:
+    """Writing AWQ."""
+
+    name, title, methods = "awq", "AWQ weights", frozenset({"awq"})
+    default = "awq.4.g128"
+
+    def holds(self, codec: Codec) -> bool:
+        """True for AWQ codecs."""
+        return isinstance(codec, AWQ)
+
+    def holding(self, codec: Codec, shape: Shape) -> Codec | None:
+        """The same group, half-precision scales; None for codes of more than 4 bits."""
+        have = integers_of(codec)
+        if isinstance(codec, AWQ):
+            return codec
+        if have is None or have.bits > 4 or len(shape) != 2 or shape[0] % 8:
+            return None
+        return AWQ(have.group if have.group < shape[1] else 0)
+
+    def quantizes(self, name: str, shape: Shape) -> bool:
+        """Linear layers without the output head."""
+        return is_linear(name, shape)
+
+    def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
+        """The parts."""
+        return stored_parts(tensor)
+
+    def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
+        """quantization_config. Raises PlanError for several group sizes."""
+        del config
+        groups = {t.codec.group for t in tensors if isinstance(t.codec, AWQ)}
+        if len(groups) > 1:
+            raise PlanError("an AWQ folder has one group size", found=", ".join(map(str, sorted(groups))))
+        plain = linear_names(tensors, quantized=False, scheme=self)
+        return {
+            "quantization_config": {
+                "quant_method": "awq", "bits": 4, "group_size": groups.pop() or -1, "zero_point": True,
+                "version": "gemm", "modules_to_not_convert": plain or None,
+            }
+        }  # fmt: skip
+
+
+SCHEME = _AWQ()

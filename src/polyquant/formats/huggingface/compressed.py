@@ -7,20 +7,25 @@ Static input scales, X.input_scale and X.input_zero_point, are omitted with a no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from polyquant.codecs.affine_forms import integers_of
 from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.errors import InputError, printable
 from polyquant.formats.huggingface import fp8
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
+from polyquant.formats.huggingface.schemes import StoredTensor, linear_names, stored_parts
+from polyquant.formats.linears import is_linear
+from polyquant.types import Codec, Shape, TensorSpec
 
-__all__ = ["modules", "weight_of"]
+__all__ = ["SCHEME", "modules", "weight_of"]
 
-BITS = (4, 8)
+BITS = (4, 8, 2, 3, 5, 6, 7)
+"""Packed widths, the common ones first."""
 PACKED = "pack-quantized"
 _DECODED = (PACKED, "int-quantized", "float-quantized", "naive-quantized")
 _BYTES = ("I8", "F8_E4M3", "F8_E5M2")
@@ -162,3 +167,80 @@ def _reordered(module: str, group: int, tensors: Mapping[str, Described], read: 
         )
     groups = read(f"{module}.weight_g_idx")
     return not ((groups == -1).all() or np.array_equal(groups, np.arange(len(groups)) // group))
+
+
+class _CompressedTensors:
+    """Writing compressed-tensors."""
+
+    name, title, methods = "compressed-tensors", "compressed-tensors weights", frozenset({"compressed-tensors"})
+    default = "compressed.p4.g128"
+
+    def holds(self, codec: Codec) -> bool:
+        """True for integer codecs of compressed-tensors."""
+        return isinstance(codec, CompressedTensors)
+
+    def holding(self, codec: Codec, shape: Shape) -> Codec | None:
+        """Packed words of the same bits and groups; zero points are packed where the source has any."""
+        have = integers_of(codec)
+        if isinstance(codec, CompressedTensors) or have is None:
+            return codec if have is not None else None
+        if have.ordered or len(shape) != 2:
+            return None
+        zeros = "" if have.zero == "none" else "zpp"
+        bits = 4 if have.bits <= 4 else 8
+        return CompressedTensors(bits, True, have.group, zeros, have.tensor, dtype=have.scale)
+
+    def quantizes(self, name: str, shape: Shape) -> bool:
+        """Linear layers without the output head."""
+        return is_linear(name, shape)
+
+    def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
+        """The parts, and weight_shape of packed codes."""
+        out = stored_parts(tensor)
+        assert isinstance(tensor.codec, CompressedTensors)
+        if tensor.codec.words:
+            data = np.array(tensor.shape, "<i8").tobytes()
+            name = tensor.name.removesuffix("weight") + "weight_shape"
+            out.append(StoredTensor(None, name, "I64", (2,), data))
+        return out
+
+    def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
+        """quantization_config with a group per codec. All linear layers are targets if there is one codec."""
+        del config
+        codecs = {t.codec.name: t.codec for t in tensors if isinstance(t.codec, CompressedTensors)}
+        formats = {name: PACKED if codec.words else "int-quantized" for name, codec in codecs.items()}
+        groups = {}
+        for i, (name, codec) in enumerate(codecs.items()):
+            modules = [t.name.removesuffix(".weight") for t in tensors if t.codec.name == name]
+            targets = ["Linear"] if len(codecs) == 1 else modules
+            groups[f"group_{i}"] = {"targets": targets, **_described(codec), "format": formats[name]}
+        single = len(set(formats.values())) == 1
+        return {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "format": next(iter(formats.values())) if single else "mixed-precision",
+                "quantization_status": "compressed",
+                "config_groups": groups,
+                "ignore": linear_names(tensors, quantized=False, scheme=self),
+                "kv_cache_scheme": None,
+                "global_compression_ratio": None,
+            }
+        }
+
+
+def _described(codec: CompressedTensors) -> dict[str, Any]:
+    """The group entries `weights` and `input_activations`."""
+    strategy = "tensor" if codec.tensor else "group" if codec.group else "channel"
+    weights = {
+        "num_bits": codec.bits, "type": "int", "symmetric": not codec.zeros, "strategy": strategy,
+        "group_size": codec.group or None, "dynamic": False, "observer": "minmax", "observer_kwargs": {},
+        "block_structure": None, "actorder": None,
+    }  # fmt: skip
+    inputs = {
+        "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "group_size": None, "dynamic": True,
+        "observer": None, "observer_kwargs": {}, "block_structure": None, "actorder": None,
+    }  # fmt: skip
+    return {"weights": weights, "input_activations": inputs if codec.dynamic else None, "output_activations": None}
+
+
+SCHEME = _CompressedTensors()

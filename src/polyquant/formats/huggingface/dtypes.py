@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyquant.codecs.affine_reader import AffineReader
-from polyquant.codecs.dtypes import BY_NUMPY, word_of
+from polyquant.codecs.affine_codec import AffineCodec
+from polyquant.codecs.dtypes import word_of
 from polyquant.codecs.exl3 import EXL3
 from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.errors import PlanError
 from polyquant.formats.huggingface import mxfp4
 from polyquant.formats.huggingface.exl3 import stored_names
+from polyquant.formats.huggingface.schemes import StoredTensor, scheme_of, stored_parts
 from polyquant.registry import codec
-from polyquant.types import Codec, Shape
+from polyquant.types import Codec, TensorSpec
 
 __all__ = ["PACKED", "bitnet_codec", "holds", "of_other_tools", "stored_tensors"]
 
@@ -36,34 +37,36 @@ def bitnet_codec(config: Mapping[str, Any]) -> Codec | None:
 
 def holds(codec: Codec) -> bool:
     """True if a folder that we write can hold the codec."""
-    return word_of(codec) is not None or isinstance(codec, EXL3) or codec is HF_MXFP4 or codec.name.startswith(PACKED)
+    if word_of(codec) is not None or isinstance(codec, EXL3) or codec is HF_MXFP4 or codec.name.startswith(PACKED):
+        return True
+    return scheme_of(codec) is not None
 
 
 def of_other_tools(codec: Codec) -> bool:
     """True for the codecs of other tools' quantized folders, which are read and never written."""
-    return isinstance(codec, AffineReader | FP8)
+    return isinstance(codec, AffineCodec | FP8)
 
 
-def stored_tensors(name: str, shape: Shape, target: Codec) -> list[tuple[str, str, str, Shape]]:
-    """(part, name in the file, dtype, shape in the file) of one weight. Raises PlanError for unsupported codecs."""
+def stored_tensors(tensor: TensorSpec) -> list[StoredTensor]:
+    """The tensors in the file of one weight. Raises PlanError for unsupported codecs."""
+    name, shape, target = tensor.name, tensor.shape, tensor.codec
     if (dtype := word_of(target)) is not None:
-        return [(part, name, dtype, shape) for part in target.specs(shape)]
+        return [StoredTensor(part, name, dtype, shape) for part in target.specs(shape)]
+    if (scheme := scheme_of(target)) is not None:
+        return scheme.stored(tensor)
     if isinstance(target, EXL3):
-        return stored_names(name, shape, target)
+        return [StoredTensor(*entry) for entry in stored_names(name, shape, target)]
     if target is HF_MXFP4:
         if not name.endswith(mxfp4.BLOCKS):
             raise PlanError("only stacks of experts named *_blocks can be MXFP4 in a Hugging Face folder", tensor=name)
-        return mxfp4.stored_names(name, shape)
+        return [StoredTensor(*entry) for entry in mxfp4.stored_names(name, shape)]
     if not target.name.startswith(PACKED):
         raise PlanError(
             f"a Hugging Face folder cannot store {target.name}",
             tensor=name,
             hint=next(
                 (f"add --to {to}" for word, to in _ELSEWHERE.items() if target.name.startswith(word)),
-                "choose bf16, f16, f32, hf_bitnet.autobitlinear or exl3.4.mul1",
+                "choose bf16, f16, f32, compressed.p4.g128, gptq.4.g128 or awq.4.g128",
             ),
         )
-    if not name.endswith(".weight"):
-        raise PlanError("only tensors named *.weight can be packed", tensor=name, found=target.name)
-    stem = name.removesuffix("weight")
-    return [(part, stem + part, BY_NUMPY[spec.dtype], spec.shape) for part, spec in target.specs(shape).items()]
+    return stored_parts(tensor)

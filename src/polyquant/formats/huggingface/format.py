@@ -23,6 +23,9 @@ class _HuggingFace(FolderFormat):
     readers: ClassVar[Mapping[str, str]] = {
         "transformers": "python -c \"from transformers import pipeline; pipeline(model='{repo}')\""
     }
+    schemes: ClassVar[Mapping[str, str]] = {
+        "compressed-tensors": "compressed.p4.g128", "gptq": "gptq.4.g128", "awq": "awq.4.g128",
+    }  # fmt: skip
     open_options: type = NoOptions
     target_options: type = HuggingFaceOptions
     package, target_place = "polyquant.formats.huggingface", "target:HuggingFaceTarget"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from polyquant.codecs.affine_forms import integers_of
 from polyquant.codecs.gptq import BITS, GPTQ
-from polyquant.errors import InputError
+from polyquant.errors import InputError, PlanError
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
+from polyquant.formats.huggingface.schemes import StoredTensor, linear_names, stored_parts
+from polyquant.formats.linears import is_linear
+from polyquant.types import Codec, Shape, TensorSpec
 
-__all__ = ["modules", "weight_of"]
+__all__ = ["SCHEME", "modules", "weight_of"]
 
 
 def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
@@ -67,3 +73,66 @@ def _counts_up(name: str, index: Described, group: int, read: Read) -> bool:
             found=f"{index.dtype} {list(index.shape)}",
         )
     return bool(np.array_equal(read(name), np.arange(index.shape[0]) // group))
+
+
+class _GPTQ:
+    """Writing GPTQ."""
+
+    name, title, methods = "gptq", "GPTQ weights", frozenset({"gptq"})
+    default = "gptq.4.g128"
+
+    def holds(self, codec: Codec) -> bool:
+        """True for GPTQ codecs."""
+        return isinstance(codec, GPTQ)
+
+    def holding(self, codec: Codec, shape: Shape) -> Codec | None:
+        """The same group and half-precision scales; the next wider bits of 2, 3, 4 and 8."""
+        have = integers_of(codec)
+        if isinstance(codec, GPTQ) or have is None or len(shape) != 2:
+            return codec if isinstance(codec, GPTQ) else None
+        bits = next(b for b in BITS if b >= have.bits)
+        fitting_words = shape[0] * bits % 32 == 0 and shape[1] * bits % 32 == 0
+        return GPTQ(bits, have.group if have.group < shape[1] else 0) if fitting_words else None
+
+    def quantizes(self, name: str, shape: Shape) -> bool:
+        """Linear layers without the output head."""
+        return is_linear(name, shape)
+
+    def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
+        """The parts, and the trivial g_idx that readers expect."""
+        out = stored_parts(tensor)
+        assert isinstance(tensor.codec, GPTQ)
+        if not tensor.codec.ordered:
+            k = tensor.shape[1]
+            index = np.arange(k, dtype="<i4") // (tensor.codec.group or max(1, k))
+            name = tensor.name.removesuffix("weight") + "g_idx"
+            out.append(StoredTensor(None, name, "I32", (k,), index.tobytes()))
+        return out
+
+    def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
+        """quantization_config: the most common codec, and `dynamic` for the modules that differ."""
+        del config
+        codecs = [t.codec for t in tensors if isinstance(t.codec, GPTQ)]
+        common = Counter(codecs).most_common(1)[0][0]
+        if len({c.v2 for c in codecs}) > 1:
+            raise PlanError("a GPTQ folder has zero points of one version", found="v1 and v2")
+        dynamic: dict[str, Any] = {}
+        for t in tensors:
+            if isinstance(t.codec, GPTQ) and (t.codec.bits, t.codec.group) != (common.bits, common.group):
+                module = re.escape(t.name.removesuffix(".weight"))
+                dynamic[f"+:^{module}$"] = {"bits": t.codec.bits, "group_size": t.codec.group or -1}
+        plain = linear_names(tensors, quantized=False, scheme=self)
+        dynamic |= {f"-:^{re.escape(module)}$": {} for module in plain if module != "lm_head"}
+        packing = "gptq_v2" if common.v2 else "gptq"
+        head = any(t.name == "lm_head.weight" and isinstance(t.codec, GPTQ) for t in tensors)
+        return {
+            "quantization_config": {
+                "quant_method": "gptq", "bits": common.bits, "group_size": common.group or -1,
+                "desc_act": common.ordered, "sym": False, "lm_head": head,
+                "checkpoint_format": packing, "format": packing, "pack_dtype": "int32",
+                **({"dynamic": dynamic} if dynamic else {}),
+            }
+        }  # fmt: skip
+
+
+SCHEME = _GPTQ()

@@ -11,18 +11,19 @@ from polyquant.formats.huggingface.dtypes import PACKED, bitnet_codec, stored_te
 from polyquant.formats.huggingface.exl3 import METHOD, exl3_config
 from polyquant.formats.huggingface.mxfp4 import METHOD as MXFP4
 from polyquant.formats.huggingface.mxfp4 import mxfp4_config
+from polyquant.formats.huggingface.schemes import Scheme, StoredTensor, scheme_of
 from polyquant.storage import strict_json
 from polyquant.storage.folder import inner_name
 from polyquant.storage.safetensors import header_bytes
-from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
+from polyquant.types import ArraySpec, FilePlan, Layout, Slot, TensorSpec
 
 __all__ = ["lay_out", "one_file"]
 
 _GONE = (METHOD, MXFP4, "polyquant_trellis")
 """Methods whose quantization_config is removed if none of the tensors uses them any more."""
 _INDEX = "model.safetensors.index.json"
-_Stored = tuple[tuple[str, str], ArraySpec, str, str, Shape]
-"""Slot key, spec of the part, then name, dtype and shape in the file."""
+_Stored = tuple[tuple[str, str] | None, int, ArraySpec | None, StoredTensor]
+"""Slot key (None for a constant), bytes, spec of the part, and the tensor in the file."""
 
 
 def lay_out(
@@ -48,9 +49,10 @@ def lay_out(
         plan, placed = _file(file, shard, metadata)
         plans.append(plan)
         slots |= placed
-        weight_map |= {name: file for _, _, name, _, _ in shard}
+        weight_map |= {stored.name: file for *_, stored in shard}
     if len(shards) > 1:
-        content = {"metadata": {"total_size": sum(s.spec.nbytes for s in slots.values())}, "weight_map": weight_map}
+        total = sum(nbytes for shard in shards for _, nbytes, _, _ in shard)
+        content = {"metadata": {"total_size": total}, "weight_map": weight_map}
         plans.append(_small_file(_INDEX, _json(content)))
     taken = {p.name for p in plans}
     for name, data in sorted(files.items()):
@@ -73,13 +75,17 @@ def one_file(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> Layo
 def _file(
     file: str, stored: Sequence[_Stored], metadata: Mapping[str, str]
 ) -> tuple[FilePlan, dict[tuple[str, str], Slot]]:
-    header, placed = header_bytes([(name, dtype, shape) for _, _, name, dtype, shape in stored], metadata)
+    header, placed = header_bytes([(t.name, t.dtype, t.shape) for *_, t in stored], metadata)
     at = {e.name: e for e in placed}
-    slots = {}
-    for key, spec, name, _, _ in stored:
-        assert at[name].nbytes == spec.nbytes, (name, at[name].nbytes, spec.nbytes)
-        slots[key] = Slot(file, at[name].offset, spec)
-    return FilePlan(file, len(header) + sum(e.nbytes for e in placed), ((0, header),)), slots
+    slots, pieces = {}, [(0, header)]
+    for key, nbytes, spec, tensor in stored:
+        entry = at[tensor.name]
+        assert entry.nbytes == nbytes, (tensor.name, entry.nbytes, nbytes)
+        if key is None or spec is None:
+            pieces.append((entry.offset, tensor.data))
+        else:
+            slots[key] = Slot(file, entry.offset, spec)
+    return FilePlan(file, len(header) + sum(e.nbytes for e in placed), tuple(pieces)), slots
 
 
 def _with_matching_config(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapping[str, bytes]:
@@ -87,42 +93,67 @@ def _with_matching_config(tensors: Sequence[TensorSpec], files: Mapping[str, byt
     kinds = {t.codec.name.removeprefix(PACKED) for t in tensors if t.codec.name.startswith(PACKED)}
     if len(kinds) > 1:
         raise PlanError("a folder cannot contain both kinds of packed BitNet weights", found=", ".join(sorted(kinds)))
+    scheme = _scheme(tensors)
     exl3 = exl3_config(tensors)
+    if scheme is not None and (kinds or exl3 is not None):
+        raise PlanError(f"a folder cannot contain both {scheme.title} and other packed weights")
     if kinds and exl3 is not None:
         raise PlanError("a folder cannot contain both packed BitNet and EXL3 weights")
     if "config.json" not in files:
         if kinds:
             raise PlanError("packed BitNet weights need a config.json, which defines the meaning of their scale")
+        if scheme is not None:
+            raise PlanError(f"{scheme.title} need a config.json, which describes their codes")
         return files
     config = strict_json.typed(strict_json.parse(files["config.json"], file="config.json"), dict, "config.json")
     if "transformers_weights" in config:  # the source's file name, or a marker that plain transformers cannot read it
         del config["transformers_weights"]
         files = _with_config(files, config)
+    if scheme is not None:
+        kept_entries = {k: v for k, v in config.items() if k not in ("quantization_config", "quantization")}
+        return _with_config(files, {**kept_entries, **scheme.settings(tensors, config)})
+    found = _described(tensors, config, kinds, exl3)
+    return files if found is None else _with_config(files, found)
+
+
+def _described(
+    tensors: Sequence[TensorSpec], config: dict[str, Any], kinds: set[str], exl3: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """config.json with the quantization_config of BitNet, EXL3 and MXFP4 weights, or without it; None if it fits."""
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if exl3 is not None:
         kept: Mapping[str, Any] = quantization if method == METHOD and isinstance(quantization, dict) else {}
-        return _with_config(files, {**config, "quantization_config": {**kept, **exl3}})
+        return {**config, "quantization_config": {**kept, **exl3}}
     if (mxfp4 := mxfp4_config(tensors)) is not None:
-        return _with_config(files, {**config, "quantization_config": quantization if method == MXFP4 else mxfp4})
+        return {**config, "quantization_config": quantization if method == MXFP4 else mxfp4}
+    rest = {key: value for key, value in config.items() if key != "quantization_config"}
     if method in _GONE and not kinds:
-        del config["quantization_config"]
-        return _with_config(files, config)
+        return rest
     declared = bitnet_codec(config)
     if (declared.name.removeprefix(PACKED) if declared else None) == next(iter(kinds), None):
-        return files
-    if kinds:
-        unpacked = [t.name for t in tensors if len(t.shape) == 2 and not t.codec.name.startswith(PACKED)]
-        modules = {n.removesuffix(".weight") for n in unpacked if n.endswith(".weight") and "embed" not in n} | {
-            "lm_head"
-        }
-        config["quantization_config"] = {
-            "quant_method": "bitnet", "linear_class": kinds.pop(), "quantization_mode": "offline",
-            "modules_to_not_convert": sorted(modules),
-        }  # fmt: skip
-    else:
-        del config["quantization_config"]
-    return _with_config(files, config)
+        return None
+    if not kinds:
+        return rest
+    unpacked = [t.name for t in tensors if len(t.shape) == 2 and not t.codec.name.startswith(PACKED)]
+    named = {n.removesuffix(".weight") for n in unpacked if n.endswith(".weight") and "embed" not in n}
+    entries = {
+        "quant_method": "bitnet", "linear_class": kinds.pop(), "quantization_mode": "offline",
+        "modules_to_not_convert": sorted(named | {"lm_head"}),
+    }  # fmt: skip
+    return {**config, "quantization_config": entries}
+
+
+def _scheme(tensors: Sequence[TensorSpec]) -> Scheme | None:
+    """The scheme of the quantized weights; None if there is none. Raises PlanError for several."""
+    found: dict[str, tuple[Scheme, str]] = {}
+    for codec, name in {t.codec.name: (t.codec, t.name) for t in tensors}.values():
+        if (scheme := scheme_of(codec)) is not None:
+            found.setdefault(scheme.name, (scheme, f"{name} ({codec})"))
+    if len(found) > 1:
+        examples = ", ".join(example for _, example in found.values())
+        raise PlanError("a folder has one quantization scheme", found=examples, hint="choose codecs of one scheme")
+    return next((scheme for scheme, _ in found.values()), None)
 
 
 def _with_config(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Mapping[str, bytes]:
@@ -133,11 +164,14 @@ def _stored(tensors: Sequence[TensorSpec]) -> Iterator[_Stored]:
     seen = {"__metadata__"}
     for t in tensors:
         specs = t.codec.specs(t.shape)
-        for part, name, dtype, shape in stored_tensors(t.name, t.shape, t.codec):
-            if name in seen:
-                raise PlanError("two tensors would have the same name", tensor=name)
-            seen.add(name)
-            yield (t.name, part), specs[part], name, dtype, shape
+        for tensor in stored_tensors(t):
+            if tensor.name in seen:
+                raise PlanError("two tensors would have the same name", tensor=tensor.name)
+            seen.add(tensor.name)
+            if tensor.part is None:
+                yield None, len(tensor.data), None, tensor
+            else:
+                yield (t.name, tensor.part), specs[tensor.part].nbytes, specs[tensor.part], tensor
 
 
 def _split(stored: list[_Stored], limit: int) -> list[list[_Stored]]:
@@ -145,11 +179,11 @@ def _split(stored: list[_Stored], limit: int) -> list[list[_Stored]]:
     shards: list[list[_Stored]] = [[]]
     used = 0
     for item in stored:
-        if shards[-1] and used + item[1].nbytes > limit:
+        if shards[-1] and used + item[1] > limit:
             shards.append([])
             used = 0
         shards[-1].append(item)
-        used += item[1].nbytes
+        used += item[1]
     return shards
 
 

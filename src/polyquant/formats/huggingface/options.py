@@ -17,6 +17,9 @@ class HuggingFaceOptions:
     shard_bytes: int | None = option(
         help="Maximum size of a shard, e.g. 2GB.", flag="--shard-size", metavar="SIZE", parse=parse_size, shown="5GB"
     )
+    scheme: str | None = option(
+        flag="", help="Quantization scheme of the folder: what --to compressed-tensors, gptq, awq, ... stand for."
+    )
     single_file: bool = option(
         False, type=bool, flag="", help="One .safetensors file, without config.json and the small files."
     )

@@ -1,4 +1,4 @@
-"""Write a Hugging Face folder: floats, packed BitNet, EXL3, and existing MXFP4 codes."""
+"""Write a Hugging Face folder: floats, packed BitNet, EXL3, existing MXFP4 codes, and the schemes of schemes.py."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures import translate
+from polyquant.codecs import affine_forms
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.trellis_forms import as_exl3
-from polyquant.errors import PlanError
-from polyquant.formats.actions import blocks_of, common
+from polyquant.errors import CodecError, PlanError
+from polyquant.formats.actions import blocks_of, common, survives
 from polyquant.formats.huggingface.layout import lay_out, one_file
 from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
 from polyquant.formats.huggingface.options import HuggingFaceOptions
+from polyquant.formats.huggingface.schemes import Scheme, scheme_named, scheme_of
 from polyquant.formats.plain_target import TORCH_NAMES, PlainTarget
 from polyquant.formats.protocol import Choice, Planning
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Facts, Recipe
-from polyquant.types import Checkpoint, Codec, Layout, TensorMap, Translation, TrellisCodes
+from polyquant.registry import codec
+from polyquant.types import Checkpoint, Codec, Floats, Layout, TensorMap, Translation, TrellisCodes, Weight
 
 __all__ = ["HuggingFaceTarget"]
 
@@ -44,6 +47,8 @@ class HuggingFaceTarget(PlainTarget):
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
         """Choose a codec. Raises PlanError for a rule that decodes a single MXFP4 tensor."""
+        if (scheme := _scheme(recipe, options)) is not None:
+            return self._in_scheme(scheme, source, tensor, recipe, facts)
         chosen = super().choose(source, tensor, recipe, facts, options)
         if _packed(common([source[n] for n in tensor.sources]), tensor) and chosen.codec is not HF_MXFP4:
             raise PlanError(
@@ -52,6 +57,53 @@ class HuggingFaceTarget(PlainTarget):
                 hint="choose a codec for all matrices, e.g. --codec bf16",
             )
         return chosen
+
+    def _in_scheme(self, scheme: Scheme, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts) -> Choice:
+        """A codec of the scheme for the tensors that it quantizes, floats for all others.
+
+        Without a recipe the codes of a quantized source are kept. Raises PlanError for a float source without one.
+        """
+        weights, names = [source[n] for n in tensor.sources], (tensor.target, *tensor.sources)
+        have = common(weights)
+        rule = next((r for r in recipe.rules if r.applies(names, facts)), None)
+        if self.unquantized(have):
+            return Choice(have, "not a float: kept")
+        if rule is None and not scheme.quantizes(tensor.target, tensor.shape):
+            return self._unquantized(source, have, tensor)
+        name, why = recipe.choose(names, facts)
+        if name is None:
+            return self._held(scheme, source, weights, tensor)
+        wanted = codec(name)
+        if scheme.holds(wanted):
+            try:
+                wanted.specs(tensor.shape)
+            except CodecError as problem:
+                floats = self._unquantized(source, have, tensor)
+                return floats._replace(why=f"{problem.message}: stays float", instead_of=name)
+        return Choice(wanted, why)
+
+    def _held(self, scheme: Scheme, source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> Choice:
+        """The scheme's codec for the codes of quantized weights. Raises PlanError for floats."""
+        have = common(weights)
+        if have.form is Floats:
+            raise PlanError(
+                f"the source's weights are floats, and {scheme.title} are quantized",
+                file=source.path,
+                tensor=tensor.origin,
+                hint=f"quantize them: --codec {scheme.default}",
+            )
+        held = scheme.holding(have, tensor.shape)
+        if held is not None and survives(weights, tensor) and all(affine_forms.same_codes(w, held) for w in weights):
+            return Choice(held, "codes kept")
+        return Choice(codec(scheme.default), f"{scheme.title} cannot hold the codes of {have}")
+
+    def _unquantized(self, source: Checkpoint, have: Codec, tensor: TensorMap) -> Choice:
+        """Floats: those of the source, or decoded ones of the model's dtype."""
+        if have.form is Floats:
+            return Choice(have, "kept")
+        if tensor.is_vector:
+            return Choice(self.vector(have), "vector")
+        return Choice(codec(affine_forms.floats_of(source.config)), "decoded to floats")
 
     def kept(self, have: Codec, tensor: TensorMap) -> Choice:
         """The source's codec; trellis codes are kept if EXL3 can store them."""
@@ -71,6 +123,13 @@ class HuggingFaceTarget(PlainTarget):
             entries = {key: str(meta.value) for key, meta in planning.translation.metadata.items()}
             return one_file(specs, entries)
         return lay_out(specs, files) if size is None else lay_out(specs, files, shard_bytes=size)
+
+
+def _scheme(recipe: Recipe, options: Any) -> Scheme | None:
+    """The scheme that is requested, by name or by the codec for all matrices."""
+    if options.scheme is not None:
+        return scheme_named(options.scheme)
+    return None if recipe.base is None else scheme_of(codec(recipe.base))
 
 
 def _packed(have: Codec, tensor: TensorMap) -> bool:

@@ -1,0 +1,314 @@
+"""Base class of the codecs for the affine codes of other tools' checkpoints.
+
+Rows of codes are bit streams of 32-bit little-endian words: code i of a stream of b-bit codes is bits [b i, b i + b),
+lowest bits first, even where it crosses a word boundary (3, 5 and 6 bits).
+
+A subclass names its parts (`specs`), reads the small tables (`tables`) and unpacks and packs rows of codes. Layouts
+that are transposed or packed along rows cannot be cut by rows in the file: conversions hold their parts whole and take
+rows out of them, so only a block of codes is ever unpacked.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from polyquant.codecs.arguments import column_weights, finite, of_form, output, real
+from polyquant.codecs.keeping import Integers, whole_zeros
+from polyquant.errors import CodecError, UnsupportedError
+from polyquant.ops import affine, code_streams, int8
+from polyquant.registry import Search
+from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Shape
+
+__all__ = [
+    "FLOAT_TYPES",
+    "AffineCodec",
+    "Stored",
+    "decoded_rows",
+    "group_count",
+    "grouped_columns",
+    "stored_codes",
+    "stored_table",
+    "unpacked_bits",
+    "words_of",
+]
+
+FLOAT_TYPES: dict[str, np.dtype[Any]] = {
+    "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
+}  # fmt: skip
+"""Scale dtype in a codec's name -> numpy dtype."""
+_SEARCH = Search("polyquant.quantizers.grouped:quantize")
+
+
+@dataclass(frozen=True, slots=True)
+class AffineCodec(ABC):
+    """A codec for another tool's affine codes. Subclasses define its name, its parts and how they unpack and pack."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Codec name; includes every option that affects the bytes."""
+
+    @property
+    def form(self) -> type[Affine]:
+        """Affine integer codes."""
+        return Affine
+
+    @property
+    def granule(self) -> tuple[int, int]:
+        """Any shape; `specs` rejects shapes that do not divide."""
+        return 1, 1
+
+    @property
+    def row_sliced(self) -> bool:
+        """False where a part is transposed, packed along the rows, or a table for all rows."""
+        return False
+
+    @property
+    def writable(self) -> bool:
+        """True if codes can be packed."""
+        return True
+
+    @property
+    @abstractmethod
+    def integers(self) -> Integers:
+        """What the codec can hold; decides which codes are kept."""
+
+    @abstractmethod
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """Specs of the parts of a weight [N, K]. Raises CodecError if the packing does not divide the shape."""
+
+    @abstractmethod
+    def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, F32 | None]:
+        """Scales, offsets and biases (None without) of a weight [N, K], float32 [N, G] each; with a group index per
+        column [N, K]. Reads only the small parts. Raises CodecError if a part does not fit.
+        """
+
+    @abstractmethod
+    def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> NDArray[np.int8]:
+        """Signed codes of rows [a, b) of a weight [N, K], int8 [b - a, K]. Raises CodecError if a part does not fit."""
+
+    def pack_rows(self, codes: Affine, start: int, out: dict[str, NDArray[Any]], shape: Shape) -> None:
+        """Write the codes of rows [start, start + n) of a weight [N, K] into the parts of the whole weight.
+
+        start and n are multiples of 32, except at the end. Raises CodecError for scales or offsets that the codec
+        cannot hold.
+        """
+        raise UnsupportedError(f"{self.name} is read-only", hint="choose another codec, e.g. w8a16.g128 or q8_0")
+
+    # ------------------------------------------------------------ codes
+
+    def unpack(self, parts: Parts, shape: Shape) -> Affine:
+        """Unpack parts to codes; with a group index, a scale and an offset per column.
+
+        Raises CodecError if a part does not fit.
+        """
+        return self.unpack_rows(parts, shape, slice(0, shape[0]))
+
+    def unpack_rows(self, parts: Parts, shape: Shape, rows: slice) -> Affine:
+        """Unpack rows [a, b) of complete parts. Raises CodecError if a part does not fit."""
+        scale, offset, bias = self.tables(parts, shape)
+        codes = self.codes_of(parts, shape, rows)
+        return Affine(self.integers.bits, codes, scale[rows], offset[rows], None, None if bias is None else bias[rows])
+
+    def empty(self, shape: Shape) -> dict[str, NDArray[Any]]:
+        """Parts of a weight [N, K] for `pack_rows`, all zero."""
+        return {part: np.zeros(spec.shape, spec.dtype) for part, spec in self.specs(shape).items()}
+
+    def pack(self, codes: Affine) -> dict[str, NDArray[Any]]:
+        """Pack codes [N, K] to parts. Raises CodecError for scales or offsets that the codec cannot hold."""
+        of_form(self, codes)
+        n, k = codes.codes.shape
+        out = self.empty((n, k)) if self.writable else {}
+        self.pack_rows(codes, 0, out, (n, k))
+        return out
+
+    def quantize(self, w: ArrayLike, *, importance: ArrayLike | None = None) -> Affine:
+        """Quantize floats [N, K] to the grid with the least squared error; importance [K] weights the columns.
+
+        Raises UnsupportedError if the codec is read-only, CodecError for NaN, infinity and bad arguments.
+        """
+        if not self.writable:
+            raise UnsupportedError(f"{self.name} is read-only", hint="choose another codec, e.g. w8a16.g128 or q8_0")
+        floats = real(self.name, w)
+        if floats.ndim != 2:
+            raise CodecError(f"{self.name} needs a matrix", expected="[N, K]", found=list(floats.shape))
+        self.specs(floats.shape)
+        weights = column_weights(importance, floats.shape[1])
+        codes: Affine = _SEARCH(self.integers, finite(self.name, floats), weights)
+        return codes
+
+    # ------------------------------------------------------------ multiplication
+
+    @property
+    def inputs(self) -> int8.Inputs:
+        """Quantization of the layer's inputs at run time: none, unless the source tool specifies it."""
+        return "floats"
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """Return a matmul handle (ops/matmul.py) on the codes, one byte each.
+
+        None without a native kernel, and where each column has its own scale. Raises CodecError if a part does not fit.
+        """
+        codes = self.unpack(parts, shape)
+        per_column = codes.scale.shape[1] == shape[1] > 1
+        return None if per_column or codes.bias is not None else int8.handle(codes, self.inputs)
+
+    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: str) -> F32:
+        """Reference of `packed`: x [T, K] -> [T, N]; rounding "none" leaves inputs unquantized. Raises CodecError."""
+        return int8.multiply(x, self.unpack(parts, shape), "floats" if rounding == "none" else self.inputs)
+
+    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
+        """Parts to float32 [N, K], or only `rows` of it; the parts are always complete, unless `row_sliced`."""
+        chosen = slice(*(slice(None) if rows is None else rows).indices(shape[0]))
+        codes = self.unpack_rows(parts, shape, chosen)
+        return decoded_rows(codes, None, output(out, shape if rows is None else codes.codes.shape))
+
+    @property
+    def decodes_rows(self) -> bool:
+        """True: `dequantize(rows=...)` unpacks only these rows."""
+        return True
+
+
+def decoded_rows(weight: Affine, rows: slice | None = None, out: F32 | None = None) -> F32:
+    """Return (codes - offset) * scale [+ bias] for all rows or `rows`, float32 [rows, K], written into `out` if
+    given."""
+    chosen = slice(None) if rows is None else rows
+    codes, scale, offset = weight.codes[chosen], weight.scale[chosen], weight.offset[chosen]
+    out = np.empty(codes.shape, np.float32) if out is None else out
+    flat = out.reshape(codes.shape)
+    affine.decode(
+        np.ascontiguousarray(codes),
+        np.ascontiguousarray(scale),
+        np.ascontiguousarray(offset),
+        flat,
+        None if weight.bias is None else np.ascontiguousarray(weight.bias[chosen]),
+    )
+    return out
+
+
+def group_count(name: str, shape: Shape, group: int) -> int:
+    """Return the groups per row; group 0 means the whole row.
+
+    Raises CodecError for a non-matrix or if K is not a multiple of it.
+    """
+    if len(shape) != 2:
+        raise CodecError(f"{name} needs a matrix", expected="[N, K]", found=list(shape))
+    if group and shape[1] % group:
+        raise CodecError(
+            f"groups of {name} do not divide this weight", expected=f"K a multiple of {group}", found=list(shape)
+        )
+    return shape[1] // group if group else 1
+
+
+def words_of(name: str, count: int, bits: int) -> int:
+    """Return the number of 32-bit words for `count` codes. Raises CodecError if the last word would not be full."""
+    if count * bits % 32:
+        raise CodecError(
+            f"{name} packs codes into full 32-bit words", expected=f"a multiple of {32 // bits} codes", found=count
+        )
+    return count * bits // 32
+
+
+def unpacked_bits(words: NDArray[Any], bits: int) -> U8:
+    """32-bit words [rows, words] -> unsigned codes, uint8 [rows, words * 32 / bits]."""
+    stream = np.ascontiguousarray(words.astype("<i4", copy=False)).view(np.uint8)
+    return code_streams.unpack(stream, bits, stream.shape[1] * 8 // bits)
+
+
+def grouped_columns(name: str, table: F32, index: NDArray[Any]) -> F32:
+    """Expand scales or offsets [N, G] by a group index per column, int32 [K], to [N, K].
+
+    Raises CodecError for an index out of range.
+    """
+    if index.size and not 0 <= int(index.min()) <= int(index.max()) < table.shape[1]:
+        raise CodecError(
+            f"{name} has group indices out of range",
+            expected=f"0 to {table.shape[1] - 1}",
+            found=f"{index.min()} to {index.max()}",
+        )
+    return np.ascontiguousarray(table[:, index])
+
+
+def stored_table(name: str, what: str, values: F32, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """float32 values rounded to `dtype`. Raises CodecError where a value overflows, or vanishes."""
+    with np.errstate(over="ignore"):
+        stored = values.astype(dtype)
+    back = stored.astype(np.float32)
+    if not np.isfinite(back).all() or ((back == 0) & (values != 0)).any():
+        raise CodecError(
+            f"{what} do not fit {name}",
+            expected=f"values that {dtype.name} can hold",
+            found=f"{np.abs(values).min():g} to {np.abs(values).max():g}",
+            hint="choose a codec with float32 scales, or bf16",
+        )
+    return stored
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Codes as a codec stores them.
+
+    codes: unsigned, uint8 [N, K]. scale: float32 [N, G]. zero: unsigned zero points, float32 [N, G], 2^(bits - 1) if
+    symmetric; bias: float32 [N, G] for codecs with biases, else None.
+    """
+
+    codes: U8
+    scale: F32
+    zero: F32
+    bias: F32 | None
+
+
+def stored_codes(name: str, codes: Affine, want: Integers, groups: int) -> Stored:
+    """Codes as a codec with these traits and `groups` scales per row stores them.
+
+    Raises CodecError for more bits, for larger groups, and for offsets and biases that the codec cannot hold.
+    """
+    if codes.bits > want.bits:
+        raise CodecError(f"{name} cannot hold wider codes", expected=f"{want.bits} bits", found=codes.bits)
+    scale, offset = _repeated(codes.scale, groups), _repeated(codes.offset, groups)
+    half = np.float32(2 ** (want.bits - 1))
+    if codes.bias is None:
+        raised = (codes.codes + np.int8(0)).view(np.uint8) + np.uint8(2 ** (want.bits - 1))  # modulo 256
+        zero = offset + half
+        if want.zero == "none" and offset.any():
+            raise CodecError(
+                f"{name} has no zero points", found=f"offsets up to {np.abs(offset).max():g}", hint="requantize"
+            )
+        return Stored(raised, scale, zero, -zero * scale if want.zero == "bias" else None)
+    counted = codes.codes.view(np.uint8) + np.uint8(2 ** (codes.bits - 1))  # from 0
+    bias = _repeated(codes.bias, groups)
+    if want.zero == "bias":
+        return Stored(counted, scale, np.zeros_like(scale), bias)
+    zeros = whole_zeros(scale, bias)
+    most = 2**want.bits - 1
+    if zeros is None or ((zeros < 0) | (zeros > most)).any():
+        raise CodecError(
+            f"{name} needs zero points, and the biases are not multiples of the scales",
+            expected=f"bias = -zero * scale with an integer zero from 0 to {most}",
+            hint="requantize",
+        )
+    if want.zero == "none":
+        if (zeros != 2 ** (codes.bits - 1)).any():
+            raise CodecError(f"{name} has no zero points", found="biases", hint="requantize")
+        raised = counted + np.uint8(2 ** (want.bits - 1) - 2 ** (codes.bits - 1))
+        return Stored(raised, scale, np.full_like(scale, half), None)
+    return Stored(counted, scale, zeros, None)
+
+
+def _repeated(table: F32, groups: int) -> F32:
+    """[N, G] -> [N, groups], each value repeated. Raises CodecError if the groups do not divide."""
+    times, rest = divmod(groups, table.shape[1])
+    if rest:
+        raise CodecError(
+            "the target has fewer scales than the codes", expected=f"a divisor of {groups} groups", found=table.shape[1]
+        )
+    return table if times == 1 else np.repeat(table, times, 1)

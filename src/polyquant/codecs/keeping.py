@@ -1,0 +1,265 @@
+"""Which codecs can hold the codes of which: the rules of transcoding, and the table of ordered pairs.
+
+A codec states its traits: what codes, scales and zero points it can store. `keeps(have, want)` compares two traits:
+
+    exact        every weight keeps its value: equal codes, and the product code * scale is the same real number
+    rounded      equal codes, but a scale (or a float bias) may have to be rounded
+    impossible   the codes cannot be kept
+
+A verdict may hold only under conditions on the values, such as zero points that are all 0; `met` tests them on the
+scales and zero points of a weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.types import F32
+
+__all__ = [
+    "Condition",
+    "Fate",
+    "HoldsFloats",
+    "HoldsIntegers",
+    "Integers",
+    "SmallFloats",
+    "Verdict",
+    "keeps",
+    "met",
+    "resolved",
+    "whole_zeros",
+]
+
+Dtype: TypeAlias = Literal["f16", "bf16", "f32"]
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """What a codec of affine integers stores.
+
+    bits: width of a code, 2 to 8. group: columns per scale, 0 for the whole row. scale: dtype of the scales (and of
+    biases). zero: "none", "integer" (from 0 to 2^bits - 1 as unsigned codes), or "bias" (a float added to code * scale,
+    codes unsigned). tensor: one scale for the tensor. ordered: a group index per column. reserved: the lowest code -
+    2^(bits - 1) is not used. fixed: the scale is the input's as well, so a target cannot compute it from the weight
+    alone.
+    """
+
+    bits: int
+    group: int = 0
+    scale: Dtype = "f16"
+    zero: Literal["none", "integer", "bias"] = "none"
+    tensor: bool = False
+    ordered: bool = False
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFloats:
+    """What a codec of small floats with block scales stores.
+
+    element: "e2m1", "e4m3" or "e5m2". scale: "e8m0" (powers of two), "e4m3", or a float dtype. block: rows and columns
+    per scale, 0 for all of them. tensor: "" without a scale of the whole tensor, else how it applies: "multiplies" or
+    "divides".
+    """
+
+    element: Literal["e2m1", "e4m3", "e5m2"]
+    scale: Literal["e8m0", "e4m3", "f16", "bf16", "f32"]
+    block: tuple[int, int]
+    tensor: Literal["", "multiplies", "divides"] = ""
+
+
+Traits: TypeAlias = Integers | SmallFloats
+
+
+@runtime_checkable
+class HoldsIntegers(Protocol):
+    """A codec of affine integers."""
+
+    @property
+    def integers(self) -> Integers:
+        """What it can hold."""
+
+
+@runtime_checkable
+class HoldsFloats(Protocol):
+    """A codec of small floats with block scales."""
+
+    @property
+    def floats(self) -> SmallFloats:
+        """What it can hold."""
+
+
+class Fate(Enum):
+    """What happens to the weights of a codec in another codec."""
+
+    EXACT = "exact"
+    ROUNDED = "rounded scale"
+    IMPOSSIBLE = "impossible"
+
+
+class Condition(Enum):
+    """What the scales and zero points of a weight must be, so that a verdict is exact."""
+
+    NO_ZEROS = "all zero points are 0"
+    SCALES_FIT = "the scales fit the target's dtype"
+    BIASES_FIT = "zero point * scale fits the target's dtype"
+    WHOLE_ZEROS = "every bias is minus an integer from 0 to 2^bits - 1 times its scale"
+    NO_BIASES = "every bias is minus 2^(bits - 1) times its scale"
+    ONE = "the scale of the tensor is 1"
+    RECIPROCAL = "the scale of the tensor is the reciprocal of its reciprocal in float32"
+    POWERS = "every scale is a power of two"
+    NO_NAN = "no scale byte is 255, a NaN for other programs"
+    UNSIGNED = "no scale is negative or NaN"
+
+
+_ROUNDABLE = frozenset({Condition.SCALES_FIT, Condition.BIASES_FIT, Condition.RECIPROCAL})
+"""Conditions without which codes are kept and a scale is rounded; without the others, codes cannot be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The fate of every weight that meets the conditions. why: the reason, for display."""
+
+    fate: Fate
+    why: str = ""
+    conditions: tuple[Condition, ...] = ()
+
+    def __str__(self) -> str:
+        if self.fate is Fate.IMPOSSIBLE:
+            return f"impossible: {self.why}"
+        given = " and ".join(c.value for c in self.conditions)
+        fate: str = self.fate.value
+        return fate + (f" if {given}" if given else "") + (f" ({self.why})" if self.why else "")
+
+
+def _impossible(why: str) -> Verdict:
+    return Verdict(Fate.IMPOSSIBLE, why)
+
+
+def keeps(have: Traits, want: Traits, columns: int | None = None) -> Verdict:
+    """Compare traits. columns: K of the weight, which tells whether a group is the whole row; None: groups differ."""
+    if isinstance(have, Integers) and isinstance(want, Integers):
+        return _integers(have, want, columns)
+    if isinstance(have, SmallFloats) and isinstance(want, SmallFloats):
+        return _small_floats(have, want)
+    return _impossible("integers and floats have different values")
+
+
+def _integers(have: Integers, want: Integers, columns: int | None) -> Verdict:
+    if want.bits < have.bits:
+        return _impossible(f"{want.bits} bits cannot hold {have.bits}-bit codes")
+    if have.ordered and not want.ordered:
+        return _impossible("columns belong to groups in any order, and the target has no group index")
+    if want.fixed and not have.fixed:
+        return _impossible("the target's scale includes that of the layer's inputs, which the source does not have")
+    if (grouping := _grouping(have, want, columns)) is not None:
+        return _impossible(grouping)
+    conditions = []
+    if _NUMPY[have.scale] != _NUMPY[want.scale] and want.scale != "f32":
+        conditions.append(Condition.SCALES_FIT)
+    conditions += _zeros(have, want)
+    return Verdict(Fate.EXACT, "", tuple(conditions))
+
+
+def _grouping(have: Integers, want: Integers, columns: int | None) -> str | None:
+    """The reason why the target has too few scales; None if it has enough."""
+    if want.tensor and not have.tensor:
+        return "the target has one scale for the tensor"
+    if have.tensor or want.group == have.group:
+        return None
+    have_size = have.group or columns
+    want_size = want.group or columns
+    if have.group and not want.group and (columns is None or have.group < columns):
+        return "the target has one scale per row"
+    if have_size is not None and want_size is not None and have_size % want_size:
+        return f"the target has one scale per {want_size} columns, the source per {have_size}"
+    return None
+
+
+def _zeros(have: Integers, want: Integers) -> list[Condition]:
+    if have.zero == "bias":
+        return {"none": [Condition.NO_BIASES], "integer": [Condition.WHOLE_ZEROS], "bias": []}[want.zero]
+    if want.zero == "none":
+        return [Condition.NO_ZEROS] if have.zero == "integer" else []
+    return [Condition.BIASES_FIT] if want.zero == "bias" and want.scale != "f32" else []
+
+
+def _small_floats(have: SmallFloats, want: SmallFloats) -> Verdict:
+    if have.element != want.element:
+        return _impossible(f"{want.element} does not have the values of {have.element}")
+    for size, fits in zip(have.block, want.block, strict=True):
+        if fits != size and (fits == 0 or (size and size % fits)):
+            return _impossible(f"the target has one scale per {_block(want)}, the source per {_block(have)}")
+    conditions = []
+    if want.scale not in (have.scale, "f32"):
+        if want.scale in ("e8m0", "e4m3"):
+            if have.scale in ("e8m0", "e4m3"):
+                return _impossible(f"scales of {have.scale} are not scales of {want.scale}")
+            conditions.append(Condition.POWERS if want.scale == "e8m0" else Condition.SCALES_FIT)
+        else:
+            conditions.append(Condition.SCALES_FIT)
+    if have.tensor and not want.tensor:
+        conditions.append(Condition.ONE)
+    elif have.tensor and have.tensor != want.tensor:
+        conditions.append(Condition.RECIPROCAL)
+    return Verdict(Fate.EXACT, "", tuple(conditions))
+
+
+def _block(traits: SmallFloats) -> str:
+    rows, columns = (str(n) if n else "all" for n in traits.block)
+    return f"{rows} x {columns} weights"
+
+
+def met(condition: Condition, have: Integers, want: Integers, scale: F32, offset: F32, bias: F32 | None) -> bool:
+    """True if a weight's scales, offsets and biases [N, G] meet a condition for the target `want`."""
+    if condition is Condition.NO_ZEROS:
+        return not offset.any()
+    if condition is Condition.SCALES_FIT:
+        return _fits(scale, want.scale) and (bias is None or want.zero != "bias" or _fits(bias, want.scale))
+    if condition is Condition.BIASES_FIT:
+        zero = offset + np.float32(2 ** (want.bits - 1))
+        return _exact_product(zero, scale) and _fits(-zero * scale, want.scale)
+    assert bias is not None
+    zeros = whole_zeros(scale, bias)
+    if condition is Condition.NO_BIASES:
+        return zeros is not None and bool((zeros == 2 ** (have.bits - 1)).all())
+    return zeros is not None and bool(((zeros >= 0) & (zeros < 2**want.bits)).all())
+
+
+def whole_zeros(scale: F32, bias: F32) -> F32 | None:
+    """Integers z with bias = -z * scale exactly, float32 [N, G]; None if there are none."""
+    with np.errstate(all="ignore"):
+        zeros = np.rint(-bias.astype(np.float64) / np.where(scale == 0, 1, scale))
+    exact = (-zeros * scale.astype(np.float64) == bias) & np.isfinite(zeros)
+    return zeros.astype(np.float32) if exact.all() else None
+
+
+def _exact_product(a: F32, b: F32) -> bool:
+    with np.errstate(all="ignore"):
+        return bool((a.astype(np.float64) * b.astype(np.float64) == (a * b).astype(np.float64)).all())
+
+
+def _fits(values: F32, dtype: str) -> bool:
+    with np.errstate(over="ignore"):
+        stored: NDArray[Any] = values.astype(_NUMPY[dtype])
+    return bool((stored.astype(np.float32) == values).all())
+
+
+def resolved(verdict: Verdict, have: Integers, want: Integers, scale: F32, offset: F32, bias: F32 | None) -> Verdict:
+    """The verdict for one weight with these scales, offsets and biases, without conditions."""
+    failed = [c for c in verdict.conditions if not met(c, have, want, scale, offset, bias)]
+    if not failed:
+        return replace(verdict, conditions=())
+    why = "; ".join(f"not true: {c.value}" for c in failed)
+    if all(c in _ROUNDABLE for c in failed):
+        return Verdict(Fate.ROUNDED, why)
+    return _impossible(why)

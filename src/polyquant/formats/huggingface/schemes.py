@@ -1,0 +1,101 @@
+"""The quantization schemes in which folders are written: how config.json describes them and how tensors are named.
+
+Each scheme is one object in the module that also reads it. A codec belongs to the first scheme that holds it; one
+folder has one scheme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol
+
+from polyquant.codecs.dtypes import BY_NUMPY
+from polyquant.errors import PlanError, UnknownNameError
+from polyquant.types import Codec, Shape, TensorSpec
+
+__all__ = ["SCHEMES", "Scheme", "StoredTensor", "linear_names", "scheme_named", "scheme_of", "stored_parts"]
+
+SCHEMES: dict[str, str] = {
+    "compressed-tensors": "compressed:SCHEME", "gptq": "gptq:SCHEME", "awq": "awq:SCHEME",
+}  # fmt: skip
+"""Name, for --to, -> the object in this package."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor in the file. part: of the weight; None for a constant, whose bytes are `data`."""
+
+    part: str | None
+    name: str
+    dtype: str
+    shape: Shape
+    data: bytes = b""
+
+
+class Scheme(Protocol):
+    """One quantization scheme, for writing."""
+
+    @property
+    def name(self) -> str:
+        """The name for --to."""
+
+    @property
+    def title(self) -> str:
+        """The title in messages, in the plural."""
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """Values of quant_method that this scheme writes or replaces."""
+
+    @property
+    def default(self) -> str:
+        """The codec for floats, unless the user names one."""
+
+    def holds(self, codec: Codec) -> bool:
+        """True if the codec's weights are stored in this scheme."""
+
+    def holding(self, codec: Codec, shape: Shape) -> Codec | None:
+        """The codec of this scheme for the codes of another one, as exact as possible; None if there is none."""
+
+    def quantizes(self, name: str, shape: Shape) -> bool:
+        """True for the tensors that programs expect to be quantized, unless a rule says otherwise."""
+
+    def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
+        """The tensors in the file of one weight. Raises PlanError."""
+
+    def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
+        """Entries of config.json that describe the quantized weights. tensors: all of the folder. Raises PlanError."""
+
+
+@cache
+def scheme_named(name: str) -> Scheme:
+    """The scheme of that name. Raises UnknownNameError."""
+    if name not in SCHEMES:
+        raise UnknownNameError("scheme", name, list(SCHEMES))
+    module, attribute = SCHEMES[name].split(":")
+    scheme: Scheme = getattr(import_module(f"polyquant.formats.huggingface.{module}"), attribute)
+    return scheme
+
+
+def scheme_of(codec: Codec) -> Scheme | None:
+    """The scheme that stores a codec; None for floats and for codecs that folders are not written with."""
+    return next((s for s in map(scheme_named, SCHEMES) if s.holds(codec)), None)
+
+
+def stored_parts(tensor: TensorSpec) -> list[StoredTensor]:
+    """The parts of a weight X.weight as X.PART. Raises PlanError for another name."""
+    if not tensor.name.endswith(".weight"):
+        raise PlanError("only tensors named *.weight can be quantized", tensor=tensor.name, found=tensor.codec.name)
+    stem = tensor.name.removesuffix("weight")
+    specs = tensor.codec.specs(tensor.shape)
+    return [StoredTensor(part, stem + part, BY_NUMPY[spec.dtype], spec.shape) for part, spec in specs.items()]
+
+
+def linear_names(tensors: Sequence[TensorSpec], *, quantized: bool, scheme: Scheme) -> list[str]:
+    """Modules of linear layers that are quantized, or those that are not, in the order of the model."""
+    matrices = (t for t in tensors if t.name.endswith(".weight") and len(t.shape) == 2)
+    names = [t.name.removesuffix(".weight") for t in matrices if scheme.holds(t.codec) is quantized]
+    return names if quantized else [n for n in names if "embed" not in n and "norm" not in n]

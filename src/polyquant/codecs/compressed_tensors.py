@@ -36,7 +36,7 @@ from polyquant.codecs.affine_codec import (
 )
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
-from polyquant.errors import CodecError, UnknownNameError
+from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
 from polyquant.ops import code_streams, int8
 from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape
 
@@ -147,7 +147,7 @@ class CompressedTensors(AffineCodec):
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
         """Write rows of codes. Raises CodecError if the codes or their scales cannot be held, and for act-order."""
         if self.ordered:
-            raise CodecError(f"{self.name} can be read, not written", hint="choose a codec without .act")
+            raise UnsupportedError(f"{self.name} is read-only", hint="choose a codec without .act")
         scales = out["weight_scale"]
         got = stored_codes(self.name, codes, self.integers, 1 if self.tensor else scales.shape[1])
         rows = slice(start, start + len(codes.codes))

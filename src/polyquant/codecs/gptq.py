@@ -35,7 +35,7 @@ from polyquant.codecs.affine_codec import (
 )
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
-from polyquant.errors import CodecError, UnknownNameError
+from polyquant.errors import UnknownNameError, UnsupportedError
 from polyquant.ops import code_streams
 from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape
 
@@ -124,7 +124,7 @@ class GPTQ(AffineCodec):
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
         """Write rows of codes as columns. Raises CodecError if the scales cannot be held, and for act-order."""
         if self.ordered:
-            raise CodecError(f"{self.name} can be read, not written", hint="choose a codec without .act")
+            raise UnsupportedError(f"{self.name} is read-only", hint="choose a codec without .act")
         got = stored_codes(self.name, codes, self.integers, len(out["scales"]))
         rows = slice(start, start + len(codes.codes))
         pitch = 4 * len(out["qweight"])

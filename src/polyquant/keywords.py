@@ -50,6 +50,7 @@ class FormatKeywords(TypedDict, total=False):
     codebook: str | None
     method: Literal["trellis_viterbi", "trellis_ldlq"] | None
     target_bpw: float | None
+    scheme: str | None
     single_file: bool
 
 

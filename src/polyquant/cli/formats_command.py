@@ -9,22 +9,38 @@ import click
 
 from polyquant.analysis.catalogue import FormatInfo
 from polyquant.analysis.catalogue import formats as listed_formats
-from polyquant.cli.console import json_option, show_records
-from polyquant.cli.terminal import width
+from polyquant.analysis.matrix import PACKINGS, matrix
+from polyquant.cli.completing import codecs as complete_codecs
+from polyquant.cli.console import as_json, json_option, show_records
+from polyquant.cli.terminal import say, width
+from polyquant.errors import printable
+
+_FEW = 4
+"""Codecs for which the sentences are printed too."""
 
 
 @click.command(
     epilog="""\b
 Examples:
   polyquant formats
-  polyquant formats --format json""",
+  polyquant formats --format json
+  polyquant formats --matrix
+  polyquant formats --matrix q4_0 compressed.p4.g32 awq.4.g32
+  polyquant formats --matrix --format json""",
 )
+@click.argument("codecs", nargs=-1, metavar="[CODEC]...", shell_complete=complete_codecs)
+@click.option("--matrix", "pairs", is_flag=True, help="Which packings keep the codes of which; with CODECs only these.")
 @json_option
-def formats(style: str) -> None:
+def formats(codecs: tuple[str, ...], pairs: bool, style: str) -> None:
     """List formats: their files, and the codecs that each reads and writes.
 
     The name is what --to takes; `polyquant convert --help` explains the options of each format.
     """
+    if pairs:
+        _show_matrix(codecs, style)
+        return
+    if codecs:
+        raise click.UsageError("CODECs need --matrix: polyquant formats --matrix " + " ".join(map(printable, codecs)))
     every = listed_formats()
     rows = (
         (info.name, info.files or "-", str(len(info.reads)),
@@ -32,6 +48,34 @@ def formats(style: str) -> None:
         for info in every
     )  # fmt: skip
     show_records(every, style, ("=format", "files", ">reads", ">writes"), rows, _codecs_of(every))
+
+
+def _show_matrix(names: Sequence[str], style: str) -> None:
+    """Print a symbol per ordered pair; for few codecs also the sentences."""
+    found = matrix(names or PACKINGS)
+    if style == "json":
+        as_json(found.rows())
+        return
+    shown = names or PACKINGS
+    longest = max(map(len, shown))
+    say(" " * longest + "   to " + " ".join(f"{i % 10}" for i in range(1, len(shown) + 1)))
+    for i, have in enumerate(shown):
+        line = found[i * len(shown) : (i + 1) * len(shown)]
+        say(f"{have:{longest}} {i + 1:4} " + " ".join(pair.symbol for pair in line))
+    say("")
+    say("=  exact: equal codes, scales and zero points")
+    say("~  equal codes; exact if the scales fit the target's dtype, else they are rounded")
+    say("?  exact if the zero points allow, else impossible")
+    say(".  impossible without --requantize")
+    if len(shown) > _FEW:
+        say("")
+        say("Name a few codecs for the reasons: polyquant formats --matrix q4_0 gptq.4.g32 awq.4.g32")
+    if len(shown) <= _FEW:
+        say("")
+        for pair in found:
+            if pair.have != pair.want:
+                for text in _wrapped(f"{pair.have} to {pair.want}: {pair.verdict}"):
+                    say(text)
 
 
 def _codecs_of(every: Sequence[FormatInfo]) -> Iterator[str]:

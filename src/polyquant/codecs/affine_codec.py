@@ -43,6 +43,7 @@ FLOAT_TYPES: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 """Scale dtype in a codec's name -> numpy dtype."""
 _SEARCH = Search("polyquant.quantizers.grouped:quantize")
+_SEARCH_FOR = Search("polyquant.quantizers.grouped:quantize_for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,17 @@ class AffineCodec(ABC):
         self.specs(floats.shape)
         weights = column_weights(importance, floats.shape[1])
         codes: Affine = _SEARCH(self.integers, finite(self.name, floats), weights)
+        return codes
+
+    def quantize_for(self, w: F32, hessian: F32 | None) -> Affine:
+        """Quantize w [N, K] with the least error on the layer's inputs; hessian [K, K]: the mean of x x^T.
+
+        Raises UnsupportedError if the codec is read-only, CodecError for NaN, infinity and a Hessian of another size.
+        """
+        if not self.writable:
+            raise UnsupportedError(f"{self.name} is read-only", hint="choose another codec, e.g. w8a16.g128 or q8_0")
+        self.specs(w.shape)
+        codes: Affine = _SEARCH_FOR(self.integers, finite(self.name, w), hessian)
         return codes
 
     # ------------------------------------------------------------ multiplication

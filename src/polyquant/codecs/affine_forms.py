@@ -70,7 +70,10 @@ def integers_of(codec: Codec) -> Integers | None:
     if isinstance(codec, HoldsIntegers):
         return codec.integers
     if codec.form is Ternary:
-        return Integers(2, _TERNARY_GROUPS.get(codec.name, 0), "f32", tensor=codec.name not in _TERNARY_GROUPS)
+        grouped = codec.name in _TERNARY_GROUPS
+        return Integers(
+            2, _TERNARY_GROUPS.get(codec.name, 0), "f16" if grouped else "f32", tensor=not grouped, ternary=True
+        )
     return _BLOCKS.get(codec.name)
 
 

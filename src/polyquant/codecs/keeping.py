@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 from polyquant.types import F32
 
 __all__ = [
+    "ROUNDABLE",
     "Condition",
     "Fate",
     "HoldsFloats",
     "HoldsIntegers",
     "Integers",
     "SmallFloats",
+    "Traits",
     "Verdict",
     "keeps",
     "met",
@@ -46,11 +48,10 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 class Integers:
     """What a codec of affine integers stores.
 
-    bits: width of a code, 2 to 8. group: columns per scale, 0 for the whole row. scale: dtype of the scales (and of
-    biases). zero: "none", "integer" (from 0 to 2^bits - 1 as unsigned codes), or "bias" (a float added to code * scale,
-    codes unsigned). tensor: one scale for the tensor. ordered: a group index per column. reserved: the lowest code -
-    2^(bits - 1) is not used. fixed: the scale is the input's as well, so a target cannot compute it from the weight
-    alone.
+    bits: width of a code, 2 to 8. group: columns per scale, 0 for the whole row. scale: dtype of the scales, and of
+    biases. zero: "none", "integer" (from 0 to 2^bits - 1 as unsigned codes), or "bias" (a float added to code * scale,
+    codes unsigned). tensor: one scale for the tensor. ordered: a group index per column. fixed: the scale includes that
+    of the layer's inputs. ternary: the only codes are -1, 0 and 1.
     """
 
     bits: int
@@ -60,6 +61,7 @@ class Integers:
     tensor: bool = False
     ordered: bool = False
     fixed: bool = False
+    ternary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Condition(Enum):
     UNSIGNED = "no scale is negative or NaN"
 
 
-_ROUNDABLE = frozenset({Condition.SCALES_FIT, Condition.BIASES_FIT, Condition.RECIPROCAL})
+ROUNDABLE = frozenset({Condition.SCALES_FIT, Condition.BIASES_FIT, Condition.RECIPROCAL})
 """Conditions without which codes are kept and a scale is rounded; without the others, codes cannot be kept."""
 
 
@@ -155,6 +157,8 @@ def keeps(have: Traits, want: Traits, columns: int | None = None) -> Verdict:
 
 
 def _integers(have: Integers, want: Integers, columns: int | None) -> Verdict:
+    if want.ternary and not have.ternary:
+        return _impossible("the target has the codes -1, 0 and 1 only")
     if want.bits < have.bits:
         return _impossible(f"{want.bits} bits cannot hold {have.bits}-bit codes")
     if have.ordered and not want.ordered:
@@ -260,6 +264,6 @@ def resolved(verdict: Verdict, have: Integers, want: Integers, scale: F32, offse
     if not failed:
         return replace(verdict, conditions=())
     why = "; ".join(f"not true: {c.value}" for c in failed)
-    if all(c in _ROUNDABLE for c in failed):
+    if all(c in ROUNDABLE for c in failed):
         return Verdict(Fate.ROUNDED, why)
     return _impossible(why)

@@ -20,7 +20,7 @@ from polyquant.errors import CodecError
 from polyquant.ops import affine, exact
 from polyquant.types import F32, I8, Affine
 
-__all__ = ["CLIPS", "quantize_gptq", "searched_grid"]
+__all__ = ["CLIPS", "compensation", "quantize_gptq", "searched_grid"]
 
 CLIPS = {8: (1.0, 0.997, 0.994, 0.991, 0.988, 0.985, 0.98, 0.97, 0.95, 0.92), 4: tuple(1 - 0.03 * i for i in range(11))}
 """Clip ratios to try, by bits: with few bits clipping pays; with many only the exact position of the scale matters."""
@@ -40,13 +40,18 @@ def quantize_gptq(codec: MsModelSlim, w: F32, hessian: F32 | None, grid: tuple[F
     if hessian is not None and hessian.shape != (k, k):
         raise CodecError("the Hessian does not fit the weight", expected=f"[{k}, {k}]", found=list(hessian.shape))
     codec.specs((n, k))
-    h = None if hessian is None or not _usable(hessian) else np.asarray(hessian, np.float32)
-    diagonal = np.ones(k, np.float32) if h is None else np.maximum(np.diag(h), 0)
-    factor = None if h is None else _factor(h)
+    diagonal, factor = compensation(hessian, k)
     if factor is None:
         grid = grid or _grid(codec, w, diagonal)
         return Affine(codec.bits, affine.encode(w, *grid, codec.bits, symmetric=not codec.asymmetric), *grid)
     return _compensated(codec, w, diagonal, factor, grid)
+
+
+def compensation(hessian: F32 | None, k: int) -> tuple[F32, F32 | None]:
+    """The weights of the columns, [K], and the factor of the compensation [K, K], None without a usable Hessian."""
+    h = None if hessian is None or not _usable(hessian) else np.asarray(hessian, np.float32)
+    diagonal = np.ones(k, np.float32) if h is None else np.maximum(np.diag(h), 0)
+    return diagonal, None if h is None else _factor(h)
 
 
 def _usable(h: F32) -> bool:

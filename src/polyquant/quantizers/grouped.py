@@ -1,52 +1,197 @@
-"""Quantization of floats to affine codes in groups: the grid of each group, rounded to the nearest code.
+"""Quantization of floats to affine codes in groups, for every codec with the traits of codecs/keeping.py.
 
-    none       s = max|w| / (2^(b - 1) - 0.5), codes from -2^(b - 1)            symmetric
-    integer    s = (max - min) / (2^b - 1), z = round(-min / s)                 a zero point
-    bias       s = (max - min) / (2^b - 1), bias = min                          a float
+    none       w = q * s              q from -2^(b - 1) to 2^(b - 1) - 1
+    integer    w = (q - z) * s        with an integer z in the range of the codes
+    bias       w = q * s + m          q from 0 to 2^b - 1
 
-Scales and biases are rounded to the dtype in which they are stored before the codes are chosen.
+The grid of a group is the best of several that clip its range (CLIPS), by the squared error weighted with the columns'
+importance; then the scale (and m) that least squares gives for the chosen codes, if it is better. Scales and biases
+are judged as they are stored. With a Hessian columns are rounded from left to right, and each compensates the errors of
+those before it (quantizers/gptq.py, Frantar et al. 2023).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from polyquant.codecs.affine_codec import FLOAT_TYPES
 from polyquant.codecs.keeping import Integers
-from polyquant.types import F32, Affine
+from polyquant.errors import CodecError
+from polyquant.ops import exact
+from polyquant.quantizers.gptq import compensation
+from polyquant.types import F32, I8, Affine
 
-__all__ = ["quantize"]
+__all__ = ["CLIPS", "quantize", "quantize_for"]
+
+CLIPS = {
+    8: (1.0, 0.998, 0.9961, 0.99, 0.98, 0.96, 0.93),
+    6: (1.0, 0.984, 0.97, 0.95, 0.93, 0.9, 0.87),
+    4: (1.0, 0.96, 0.9334, 0.9, 0.875, 0.84, 0.8, 0.75),
+}
+"""Clip ratios to try, for at least so many bits (fewer: those of 4): with few bits clipping pays, with many only the
+exact position of the scale matters. Of symmetric codes they shorten the range that ends at the largest positive code.
+"""
+_CHUNK = 1 << 20
+_BLOCK = 128
+"""Columns per block: compensated one by one inside it, all at once beyond it."""
+
+
+class _Grid(NamedTuple):
+    """scale, offset, bias: float32 [N, G]; bias is 0 unless the codec has biases."""
+
+    scale: F32
+    offset: F32
+    bias: F32
 
 
 def quantize(traits: Integers, w: F32, importance: F32 | None = None) -> Affine:
-    """Quantize w [N, K] for a codec with these traits; K is a multiple of the group. importance [K] is not used."""
-    del importance
+    """Quantize w [N, K] for a codec with these traits; K is a multiple of its group. importance: [K].
+
+    Codes of NaN and infinity are undefined.
+    """
     n, k = w.shape
-    groups = k // traits.group if traits.group else 1
-    cells = w.reshape(1, 1, n * k) if traits.tensor else w.reshape(n, groups, k // groups)
-    half = 2 ** (traits.bits - 1)
-    high, low = (f(cells, axis=2, initial=0) for f in (np.max, np.min))
-    if traits.zero == "none":
-        scale = np.maximum(high, -low) / np.float32(half - 0.5)
-    else:
-        scale = (high - low) / np.float32(2 * half - 1)
-    scale = _rounded(np.where(scale == 0, 1, scale).astype(np.float32), traits.scale)
-    if traits.zero == "bias":
-        bias = _rounded(low.astype(np.float32), traits.scale)
-        levels = np.clip(np.rint((cells - bias[:, :, None]) / scale[:, :, None]), 0, 2 * half - 1)
-        codes = (levels - half).astype(np.int8).reshape(n, k)
-        return Affine(traits.bits, codes, scale, np.full_like(scale, -half), bias=bias)
-    offset = np.zeros_like(scale) if traits.zero == "none" else np.clip(np.rint(-low / scale), 0, 2 * half - 1) - half
-    offset = offset.astype(np.float32)
-    codes = np.clip(np.rint(cells / scale[:, :, None] + offset[:, :, None]), -half, half - 1).astype(np.int8)
     if traits.tensor:
-        scale, offset = np.repeat(scale.reshape(1, 1), n, 0), np.repeat(offset.reshape(1, 1), n, 0)
-    return Affine(traits.bits, codes.reshape(n, k), scale, offset)
+        one = quantize(
+            replace(traits, tensor=False), w.reshape(1, -1), None if importance is None else np.tile(importance, n)
+        )
+        scale, offset = (np.repeat(table, n, 0) for table in (one.scale, one.offset))
+        return Affine(traits.bits, one.codes.reshape(n, k), scale, offset)
+    groups = k // traits.group if traits.group else 1
+    weights = np.ones(k, np.float32) if importance is None else importance
+    step = max(1, _CHUNK // max(1, k))
+    codes = np.empty((n, k), np.int8)
+    grids = []
+    for a in range(0, n, step):
+        cells = w[a : a + step].reshape(-1, groups, k // groups)
+        grid = _search(traits, cells, weights.reshape(groups, -1))
+        grids.append(grid)
+        codes[a : a + step] = _codes(traits, cells, grid).reshape(-1, k)
+    return _affine(traits, codes, _Grid(*(np.concatenate(tables) for tables in zip(*grids, strict=True))))
 
 
-def _rounded(values: F32, dtype: str) -> F32:
-    """Values as stored in `dtype`, kept away from 0 and infinity."""
-    kind = FLOAT_TYPES[dtype]
-    with np.errstate(over="ignore"):
-        out = values.astype(kind).astype(np.float32)
-    return out
+def quantize_for(traits: Integers, w: F32, hessian: F32 | None) -> Affine:
+    """Quantize w [N, K] with the least error on the inputs of its layer. hessian: mean of x x^T, [K, K].
+
+    Without a usable Hessian the diagonal of it weights the columns. Raises CodecError for one of another size.
+    """
+    n, k = w.shape
+    if hessian is not None and hessian.shape != (k, k):
+        raise CodecError("the Hessian does not fit the weight", expected=f"[{k}, {k}]", found=list(hessian.shape))
+    diagonal, factor = compensation(hessian, k)
+    if factor is None or traits.tensor:
+        return quantize(traits, w, diagonal)
+    group, work = traits.group or k, w.copy()
+    codes, grids = np.empty((n, k), np.int8), []
+    for start in range(0, k, group):
+        part = slice(start, start + group)
+        grid = _search(traits, work[:, None, part], diagonal[None, part])
+        grids.append(grid)
+        for a in range(start, start + group, _BLOCK):
+            b = min(a + _BLOCK, start + group)
+            error = _block(traits, w[:, a:b], work[:, a:b], factor[a:b, a:b], grid, codes[:, a:b])
+            work[:, b:] += exact.product(error, factor[a:b, b:])
+    return _affine(traits, codes, _Grid(*(np.concatenate(tables, 1) for tables in zip(*grids, strict=True))))
+
+
+def _affine(traits: Integers, codes: I8, grid: _Grid) -> Affine:
+    return Affine(traits.bits, codes, grid.scale, grid.offset, bias=grid.bias if traits.zero == "bias" else None)
+
+
+def _limits(traits: Integers) -> tuple[int, int]:
+    half: int = 2 ** (traits.bits - 1)
+    return -half, half - 1
+
+
+def _codes(traits: Integers, cells: F32, grid: _Grid) -> F32:
+    """Nearest codes of cells [N, G, g], as floats."""
+    scale, offset, bias = (table[:, :, None] for table in grid)
+    with np.errstate(all="ignore"):
+        return np.asarray(np.clip(np.rint((cells - bias) / scale + offset), *_limits(traits)), np.float32)
+
+
+def _error(traits: Integers, cells: F32, grid: _Grid, weights: F32) -> tuple[F32, F32]:
+    """Weighted squared error per group, [N, G], and the codes."""
+    codes = _codes(traits, cells, grid)
+    scale, offset, bias = (table[:, :, None] for table in grid)
+    with np.errstate(all="ignore"):
+        return np.einsum("ngk,gk->ng", np.square((codes - offset) * scale + bias - cells), weights), codes
+
+
+def _search(traits: Integers, cells: F32, weights: F32) -> _Grid:
+    """The best grid of each group of cells [N, G, g]. weights: [G, g]."""
+    low, high = _limits(traits)
+    top = cells.max(axis=2, initial=0 if traits.zero != "bias" else -np.inf)
+    bottom = cells.min(axis=2, initial=0 if traits.zero != "bias" else np.inf)
+    best: _Grid | None = None
+    least = np.full(top.shape, np.inf, np.float32)
+    for ratio in next((ratios for bits, ratios in CLIPS.items() if traits.bits >= bits), CLIPS[4]):
+        if traits.zero == "none":
+            scale = _stored(np.maximum(top, -bottom) * np.float32(ratio / high), traits, 1)
+            grid = _Grid(scale, np.zeros_like(scale), np.zeros_like(scale))
+        else:
+            scale = _stored((top - bottom) * np.float32(ratio / (high - low)), traits, 1)
+            middle = (top + bottom) / 2
+            start = middle - scale * np.float32((high - low) / 2)
+            grid = _Grid(scale, *_placed(traits, scale, start))
+        best, least = _better(traits, cells, weights, grid, best, least)
+    assert best is not None
+    fitted = _fitted(traits, cells, weights, best)
+    return _better(traits, cells, weights, fitted, best, least)[0]
+
+
+def _placed(traits: Integers, scale: F32, start: F32) -> tuple[F32, F32]:
+    """Offset and bias of a grid whose lowest code decodes to about `start`."""
+    low, high = _limits(traits)
+    if traits.zero == "bias":
+        return np.full_like(scale, low), _stored(start, traits, 0)
+    offset = np.clip(np.rint(low - start / scale), low, high).astype(np.float32)
+    return offset, np.zeros_like(scale)
+
+
+def _better(
+    traits: Integers, cells: F32, weights: F32, grid: _Grid, best: _Grid | None, least: F32
+) -> tuple[_Grid, F32]:
+    """The better of two grids, group by group."""
+    error, _ = _error(traits, cells, grid, weights)
+    if best is None:
+        return grid, error
+    wins = error < least
+    return _Grid(*(np.where(wins, a, b) for a, b in zip(grid, best, strict=True))), np.where(wins, error, least)
+
+
+def _fitted(traits: Integers, cells: F32, weights: F32, grid: _Grid) -> _Grid:
+    """The grid that least squares gives for the codes of `grid`."""
+    levels = _codes(traits, cells, grid) - grid.offset[:, :, None]
+    qq, qw = (np.einsum("ngk,ngk,gk->ng", levels, x, weights) for x in (levels, cells))
+    with np.errstate(all="ignore"):
+        if traits.zero != "bias":
+            scale = _stored((qw / qq).astype(np.float32), traits, 1)
+            return _Grid(scale, grid.offset, grid.bias)
+        total = weights.sum(1)
+        q, w = (np.einsum("ngk,gk->ng", x, weights) for x in (levels, cells))
+        slope = (total * qw - q * w) / (total * qq - q * q)
+        scale = _stored(slope.astype(np.float32), traits, 1)
+        bias = _stored(((w - scale * q) / total).astype(np.float32), traits, 0)
+        return _Grid(scale, grid.offset, bias)
+
+
+def _stored(values: F32, traits: Integers, instead: float) -> F32:
+    """Values as stored; `instead` for NaN, infinity and (if it is not 0) for 0."""
+    with np.errstate(all="ignore"):
+        out = np.asarray(values, np.float32).astype(FLOAT_TYPES[traits.scale]).astype(np.float32)
+    return np.where(np.isfinite(out) & ((out != 0) | (instead == 0)), out, np.float32(instead)).astype(np.float32)
+
+
+def _block(traits: Integers, w: F32, work: F32, factor: F32, grid: _Grid, codes: I8) -> F32:
+    """Round columns of work [N, B] (weights w plus compensation) into codes; return their errors w - w' [N, B]."""
+    scale, offset, bias = (table[:, 0] for table in grid)
+    columns, error = np.ascontiguousarray(work.T), np.ascontiguousarray(w.T)  # contiguous columns, for speed
+    for i, column in enumerate(columns):
+        q = np.clip(np.rint((column - bias) / scale + offset), *_limits(traits))
+        codes[:, i] = q
+        error[i] -= (q - offset) * scale + bias
+        columns[i + 1 :] += factor[i, i + 1 :, None] * error[i]
+    return error.T

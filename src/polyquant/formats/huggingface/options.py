@@ -20,6 +20,10 @@ class HuggingFaceOptions:
     scheme: str | None = option(
         flag="", help="Quantization scheme of the folder: what --to compressed-tensors, gptq, awq, ... stand for."
     )
+    calibration: str | None = option(
+        metavar="FILE|self",
+        help="Quantize with the least error on this text (GPTQ); self: text that the model generates.",
+    )
     single_file: bool = option(
         False, type=bool, flag="", help="One .safetensors file, without config.json and the small files."
     )

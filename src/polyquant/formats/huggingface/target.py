@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures import translate
+from polyquant.calibration.samples import check_text
 from polyquant.codecs import affine_forms
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.trellis_forms import as_exl3
@@ -16,12 +17,13 @@ from polyquant.formats.huggingface.layout import lay_out, one_file
 from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
 from polyquant.formats.huggingface.options import HuggingFaceOptions
 from polyquant.formats.huggingface.schemes import Scheme, scheme_named, scheme_of
+from polyquant.formats.huggingface.work import SchemeWorker, fitted
 from polyquant.formats.plain_target import TORCH_NAMES, PlainTarget
-from polyquant.formats.protocol import Choice, Planning
+from polyquant.formats.protocol import Choice, Context, Planning, Worker
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Facts, Recipe
 from polyquant.registry import codec
-from polyquant.types import Checkpoint, Codec, Floats, Layout, TensorMap, Translation, TrellisCodes, Weight
+from polyquant.types import F32, Checkpoint, Codec, Floats, Layout, TensorMap, Translation, TrellisCodes, Weight
 
 __all__ = ["HuggingFaceTarget"]
 
@@ -43,7 +45,32 @@ class HuggingFaceTarget(PlainTarget):
             return as_stored(tensor, planning.source) if name is None else tensor
 
         tensors = tuple(kept(t) for t in planning.translation.tensors)
-        return super().prepare(replace(planning, translation=replace(planning.translation, tensors=tensors)))
+        planning, steps = super().prepare(replace(planning, translation=replace(planning.translation, tensors=tensors)))
+        if planning.options.calibration is None:
+            return planning, steps
+        if not any(fitted(s) for s in steps):
+            raise PlanError("--calibration has no effect: no weight is quantized to codes that it could improve")
+        return planning, [replace(s, cut=False) if fitted(s) else s for s in steps]
+
+    def refuse(self, options: Any, importance: Mapping[str, F32] | None) -> None:
+        """Raise PlanError or InputError for an unusable calibration text."""
+        if options.calibration is not None and importance:
+            raise PlanError("--calibration and --importance are mutually exclusive", hint="omit one of them")
+        check_text(options.calibration)
+
+    def text(self, steps: Sequence[Step], options: Any) -> str | None:
+        """The calibration text, if a step uses it."""
+        text: str | None = options.calibration
+        return text if any(fitted(s) for s in steps) else None
+
+    def worker(self, context: Context) -> Worker | None:
+        """A worker that searches codes on the calibration text."""
+        text = self.text(context.steps, context.options)
+        return None if text is None else SchemeWorker(context, text)
+
+    def method(self, planning: Planning, steps: Sequence[Step]) -> str | None:
+        """How codes are chosen."""
+        return None if self.text(steps, planning.options) is None else "GPTQ"
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
         """Choose a codec. Raises PlanError for a rule that decodes a single MXFP4 tensor."""

@@ -20,7 +20,7 @@ import numpy as np
 from polyquant.codecs.affine_codec import FLOAT_TYPES
 from polyquant.codecs.keeping import Integers
 from polyquant.errors import CodecError
-from polyquant.ops import exact
+from polyquant.ops import exact, native
 from polyquant.quantizers.gptq import compensation
 from polyquant.types import F32, I8, Affine
 
@@ -35,6 +35,7 @@ CLIPS = {
 exact position of the scale matters. Of symmetric codes they shorten the range that ends at the largest positive code.
 """
 _CHUNK = 1 << 20
+_LANES = 16
 _BLOCK = 128
 """Columns per block: compensated one by one inside it, all at once beyond it."""
 
@@ -66,9 +67,8 @@ def quantize(traits: Integers, w: F32, importance: F32 | None = None) -> Affine:
     grids = []
     for a in range(0, n, step):
         cells = w[a : a + step].reshape(-1, groups, k // groups)
-        grid = _search(traits, cells, weights.reshape(groups, -1))
+        grid, codes[a : a + step] = _searched(traits, cells, weights.reshape(groups, -1))
         grids.append(grid)
-        codes[a : a + step] = _codes(traits, cells, grid).reshape(-1, k)
     return _affine(traits, codes, _Grid(*(np.concatenate(tables) for tables in zip(*grids, strict=True))))
 
 
@@ -87,7 +87,7 @@ def quantize_for(traits: Integers, w: F32, hessian: F32 | None) -> Affine:
     codes, grids = np.empty((n, k), np.int8), []
     for start in range(0, k, group):
         part = slice(start, start + group)
-        grid = _search(traits, work[:, None, part], diagonal[None, part])
+        grid, _ = _searched(traits, work[:, None, part], diagonal[None, part])
         grids.append(grid)
         for a in range(start, start + group, _BLOCK):
             b = min(a + _BLOCK, start + group)
@@ -109,32 +109,63 @@ def _codes(traits: Integers, cells: F32, grid: _Grid) -> F32:
     """Nearest codes of cells [N, G, g], as floats."""
     scale, offset, bias = (table[:, :, None] for table in grid)
     with np.errstate(all="ignore"):
-        return np.asarray(np.clip(np.rint((cells - bias) / scale + offset), *_limits(traits)), np.float32)
+        q = np.rint((cells - bias) * (np.float32(1) / scale) + offset)
+    return np.asarray(np.clip(q, *_limits(traits)), np.float32)
 
 
-def _error(traits: Integers, cells: F32, grid: _Grid, weights: F32) -> tuple[F32, F32]:
-    """Weighted squared error per group, [N, G], and the codes."""
-    codes = _codes(traits, cells, grid)
+def _summed(values: F32) -> F32:
+    """Sums of [N, G, g] over g, in 16 lanes and then pairwise: the same bits on every machine."""
+    n, groups, size = values.shape
+    lanes = np.zeros((n, groups, _LANES), np.float32)
+    for a in range(0, size, _LANES):
+        part = values[:, :, a : a + _LANES]
+        lanes[:, :, : part.shape[2]] += part
+    while lanes.shape[2] > 1:
+        half = lanes.shape[2] // 2
+        lanes = lanes[:, :, :half] + lanes[:, :, half:]
+    return np.asarray(lanes[:, :, 0])
+
+
+def _error(traits: Integers, cells: F32, grid: _Grid, weights: F32) -> F32:
+    """Weighted squared error per group, [N, G]."""
     scale, offset, bias = (table[:, :, None] for table in grid)
     with np.errstate(all="ignore"):
-        return np.einsum("ngk,gk->ng", np.square((codes - offset) * scale + bias - cells), weights), codes
+        difference = (_codes(traits, cells, grid) - offset) * scale + bias - cells
+        return _summed(difference * difference * weights)
 
 
-def _search(traits: Integers, cells: F32, weights: F32) -> _Grid:
-    """The best grid of each group of cells [N, G, g]. weights: [G, g]."""
+def _searched(traits: Integers, cells: F32, weights: F32) -> tuple[_Grid, I8]:
+    """The best grid of each group of cells [N, G, g], and its codes [N, G * g]. weights: [G, g]."""
+    n, groups, size = cells.shape
+    clips = next((ratios for bits, ratios in CLIPS.items() if traits.bits >= bits), CLIPS[4])
+    lib = native.lib()
+    if lib is None:
+        grid = _search(traits, cells, weights, clips)
+        return grid, _codes(traits, cells, grid).astype(np.int8).reshape(n, groups * size)
+    codes = np.empty((n, groups * size), np.int8)
+    scale, offset, bias = (np.zeros((n, groups), np.float32) for _ in range(3))
+    flat = np.ascontiguousarray(cells).reshape(n, groups * size)
+    lib.grouped_search(
+        flat, np.ascontiguousarray(weights, np.float32).reshape(-1), codes, scale, offset, bias, traits.bits,
+        traits.zero, traits.scale, clips,
+    )  # fmt: skip
+    return _Grid(scale, offset, bias), codes
+
+
+def _search(traits: Integers, cells: F32, weights: F32, clips: tuple[float, ...]) -> _Grid:
+    """Reference of the kernel grouped_search."""
     low, high = _limits(traits)
-    top = cells.max(axis=2, initial=0 if traits.zero != "bias" else -np.inf)
-    bottom = cells.min(axis=2, initial=0 if traits.zero != "bias" else np.inf)
+    first = np.inf if traits.zero == "bias" else 0
+    top, bottom = cells.max(axis=2, initial=-first), cells.min(axis=2, initial=first)
     best: _Grid | None = None
     least = np.full(top.shape, np.inf, np.float32)
-    for ratio in next((ratios for bits, ratios in CLIPS.items() if traits.bits >= bits), CLIPS[4]):
+    for ratio in np.array(clips, np.float32).astype(np.float64):
         if traits.zero == "none":
             scale = _stored(np.maximum(top, -bottom) * np.float32(ratio / high), traits, 1)
             grid = _Grid(scale, np.zeros_like(scale), np.zeros_like(scale))
         else:
             scale = _stored((top - bottom) * np.float32(ratio / (high - low)), traits, 1)
-            middle = (top + bottom) / 2
-            start = middle - scale * np.float32((high - low) / 2)
+            start = (top + bottom) * np.float32(0.5) - scale * np.float32((high - low) / 2)
             grid = _Grid(scale, *_placed(traits, scale, start))
         best, least = _better(traits, cells, weights, grid, best, least)
     assert best is not None
@@ -155,7 +186,7 @@ def _better(
     traits: Integers, cells: F32, weights: F32, grid: _Grid, best: _Grid | None, least: F32
 ) -> tuple[_Grid, F32]:
     """The better of two grids, group by group."""
-    error, _ = _error(traits, cells, grid, weights)
+    error = _error(traits, cells, grid, weights)
     if best is None:
         return grid, error
     wins = error < least
@@ -165,17 +196,13 @@ def _better(
 def _fitted(traits: Integers, cells: F32, weights: F32, grid: _Grid) -> _Grid:
     """The grid that least squares gives for the codes of `grid`."""
     levels = _codes(traits, cells, grid) - grid.offset[:, :, None]
-    qq, qw = (np.einsum("ngk,ngk,gk->ng", levels, x, weights) for x in (levels, cells))
+    qq, qw = (_summed(levels * x * weights) for x in (levels, cells))
     with np.errstate(all="ignore"):
         if traits.zero != "bias":
-            scale = _stored((qw / qq).astype(np.float32), traits, 1)
-            return _Grid(scale, grid.offset, grid.bias)
-        total = weights.sum(1)
-        q, w = (np.einsum("ngk,gk->ng", x, weights) for x in (levels, cells))
-        slope = (total * qw - q * w) / (total * qq - q * q)
-        scale = _stored(slope.astype(np.float32), traits, 1)
-        bias = _stored(((w - scale * q) / total).astype(np.float32), traits, 0)
-        return _Grid(scale, grid.offset, bias)
+            return grid._replace(scale=_stored(qw / qq, traits, 1))
+        total, q, w = (_summed(x * weights) for x in (np.ones_like(cells), levels, cells))
+        scale = _stored((total * qw - q * w) / (total * qq - q * q), traits, 1)
+        return _Grid(scale, grid.offset, _stored((w - scale * q) / total, traits, 0))
 
 
 def _stored(values: F32, traits: Integers, instead: float) -> F32:

@@ -1,0 +1,24 @@
+// The best affine grid of each group of columns, with the codes. Reference: src/polyquant/quantizers/grouped.py.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace polyquant {
+
+enum class Zero { none, integer, bias };
+enum class ScaleType { f16, bf16, f32 };
+
+struct GridSearch {
+  int bits;  // 2 to 8
+  Zero zero;
+  ScaleType type;
+  const float* clips;
+  size_t clip_count;
+};
+
+// w: rows * groups cells of `size` weights; weights: groups * size, the importance of the columns.
+void grouped_search(const float* w, const float* weights, size_t rows, size_t groups, size_t size,
+                    const GridSearch& how, int8_t* codes, float* scale, float* offset, float* bias);
+
+}  // namespace polyquant

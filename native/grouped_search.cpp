@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "half.hpp"
 #include "simd.hpp"
@@ -105,13 +106,168 @@ Grid candidate(float bottom, float top, float ratio, const GridSearch& how, floa
   return {scale, std::min(std::max(std::rint(low - start / scale), low), high), 0};
 }
 
+// Sixteen small groups side by side: lane l of every array belongs to group l. Sums have the same order as above, with
+// an accumulator per column modulo LANES.
+constexpr size_t TILE = 16;
+constexpr size_t MOST = 512;  // columns of a group that is searched in a tile
+
+struct Grids {
+  float scale[TILE], offset[TILE], bias[TILE];
+};
+
+PQ_INLINE float stored_lane(float x, ScaleType type, float instead) {
+  const float half = half_to_float(float_to_half(x)), brain = bfloat_to_float(float_to_bfloat(x));
+  x = type == ScaleType::f16 ? half : type == ScaleType::bf16 ? brain : x;
+  const bool finite = std::fabs(x) <= std::numeric_limits<float>::max();
+  return finite && (x != 0 || instead == 0) ? x : instead;
+}
+
+PQ_INLINE void sum_lanes(float (&acc)[LANES][TILE], float* out) {
+  for (size_t half = LANES / 2; half; half /= 2)
+    for (size_t i = 0; i < half; ++i)
+      for (size_t l = 0; l < TILE; ++l) acc[i][l] += acc[i + half][l];
+  for (size_t l = 0; l < TILE; ++l) out[l] = acc[0][l];
+}
+
+PQ_INLINE void errors_of(const float* w, const float* v, size_t size, const Grids& g, float low, float high,
+                         float* out) {
+  float acc[LANES][TILE] = {}, inverse[TILE];
+  for (size_t l = 0; l < TILE; ++l) inverse[l] = 1.0f / g.scale[l];
+  for (size_t i = 0; i < size; ++i) {
+    float* sum = acc[i % LANES];
+    const float *x = w + i * TILE, *k = v + i * TILE;
+    for (size_t l = 0; l < TILE; ++l) {
+      float q = std::rint((x[l] - g.bias[l]) * inverse[l] + g.offset[l]);
+      q = q > low ? q : low;
+      q = q < high ? q : high;
+      const float d = ((q - g.offset[l]) * g.scale[l] + g.bias[l]) - x[l];
+      sum[l] += (d * d) * k[l];
+    }
+  }
+  sum_lanes(acc, out);
+}
+
+PQ_INLINE void candidates(const float* bottom, const float* top, float ratio, const GridSearch& how, float low,
+                          float high, Grids& out) {
+  const float symmetric = float(double(ratio) / double(high)), wide = float(double(ratio) / double(high - low));
+  const float middle = (high - low) * 0.5f;
+  for (size_t l = 0; l < TILE; ++l) {
+    const float largest = top[l] > -bottom[l] ? top[l] : -bottom[l];
+    const float scale =
+        stored_lane(how.zero == Zero::none ? largest * symmetric : (top[l] - bottom[l]) * wide, how.type, 1);
+    const float start = (top[l] + bottom[l]) * 0.5f - scale * middle;
+    float whole = std::rint(low - start / scale);
+    whole = whole > low ? whole : low;
+    whole = whole < high ? whole : high;
+    out.scale[l] = scale;
+    out.offset[l] = how.zero == Zero::none ? 0 : how.zero == Zero::bias ? low : whole;
+    out.bias[l] = how.zero == Zero::bias ? stored_lane(start, how.type, 0) : 0;
+  }
+}
+
+PQ_INLINE void fitted_grids(const float* w, const float* v, size_t size, const GridSearch& how, float low, float high,
+                            const Grids& g, Grids& out) {
+  float acc[5][LANES][TILE] = {}, sums[5][TILE], inverse[TILE];
+  for (size_t l = 0; l < TILE; ++l) inverse[l] = 1.0f / g.scale[l];
+  for (size_t i = 0; i < size; ++i) {
+    const float *x = w + i * TILE, *k = v + i * TILE;
+    const size_t at = i % LANES;
+    for (size_t l = 0; l < TILE; ++l) {
+      float q = std::rint((x[l] - g.bias[l]) * inverse[l] + g.offset[l]);
+      q = q > low ? q : low;
+      q = (q < high ? q : high) - g.offset[l];
+      acc[0][at][l] += k[l];
+      acc[1][at][l] += q * k[l];
+      acc[2][at][l] += x[l] * k[l];
+      acc[3][at][l] += (q * q) * k[l];
+      acc[4][at][l] += (q * x[l]) * k[l];
+    }
+  }
+  for (size_t s = 0; s < 5; ++s) sum_lanes(acc[s], sums[s]);
+  for (size_t l = 0; l < TILE; ++l) {
+    const Sums s{sums[0][l], sums[1][l], sums[2][l], sums[3][l], sums[4][l]};
+    const Grid one = fitted(s, {g.scale[l], g.offset[l], g.bias[l]}, how);
+    out.scale[l] = one.scale;
+    out.offset[l] = one.offset;
+    out.bias[l] = one.bias;
+  }
+}
+
+PQ_INLINE void keep_better(const Grids& g, const float* error, Grids& best, float* least) {
+  for (size_t l = 0; l < TILE; ++l) {
+    const bool wins = error[l] < least[l];
+    best.scale[l] = wins ? g.scale[l] : best.scale[l];
+    best.offset[l] = wins ? g.offset[l] : best.offset[l];
+    best.bias[l] = wins ? g.bias[l] : best.bias[l];
+    least[l] = wins ? error[l] : least[l];
+  }
+}
+
+// w, v: transposed weights and importance of 16 groups, [size][TILE].
+PQ_SIMD void search_tile(const float* w, const float* v, size_t size, const GridSearch& how, float low, float high,
+                         Grids& best) {
+  const float first = how.zero == Zero::bias ? std::numeric_limits<float>::infinity() : 0;
+  float bottom[TILE], top[TILE], least[TILE], error[TILE];
+  for (size_t l = 0; l < TILE; ++l) bottom[l] = first, top[l] = -first;
+  for (size_t i = 0; i < size; ++i)
+    for (size_t l = 0; l < TILE; ++l) {
+      const float x = w[i * TILE + l];
+      bottom[l] = x < bottom[l] ? x : bottom[l];
+      top[l] = x > top[l] ? x : top[l];
+    }
+  candidates(bottom, top, how.clips[0], how, low, high, best);
+  errors_of(w, v, size, best, low, high, least);
+  Grids next;
+  for (size_t c = 1; c < how.clip_count; ++c) {
+    candidates(bottom, top, how.clips[c], how, low, high, next);
+    errors_of(w, v, size, next, low, high, error);
+    keep_better(next, error, best, least);
+  }
+  fitted_grids(w, v, size, how, low, high, best, next);
+  errors_of(w, v, size, next, low, high, error);
+  keep_better(next, error, best, least);
+}
+
+void transpose(const float* in, size_t size, size_t stride, float* out) {
+  for (size_t l = 0; l < TILE; ++l)
+    for (size_t i = 0; i < size; ++i) out[i * TILE + l] = in[l * stride + i];
+}
+
+// The tiles of 16 whole groups; returns the number of groups that are done.
+size_t search_tiles(const float* w, const float* weights, size_t count, size_t groups, size_t size,
+                    const GridSearch& how, float low, float high, int8_t* codes, float* scale, float* offset,
+                    float* bias) {
+  std::vector<float> x(size * TILE), v(size * TILE);
+  size_t cell = 0;
+  for (; cell + TILE <= count; cell += TILE) {
+    transpose(w + cell * size, size, size, x.data());
+    for (size_t l = 0; l < TILE; ++l)
+      for (size_t i = 0; i < size; ++i) v[i * TILE + l] = weights[(cell + l) % groups * size + i];
+    Grids best;
+    search_tile(x.data(), v.data(), size, how, low, high, best);
+    for (size_t l = 0; l < TILE; ++l) {
+      const Grid g{best.scale[l], best.offset[l], best.bias[l]};
+      write_codes(w + (cell + l) * size, size, g, low, high, codes + (cell + l) * size);
+      scale[cell + l] = g.scale;
+      offset[cell + l] = g.offset;
+      if (bias) bias[cell + l] = g.bias;
+    }
+  }
+  return cell;
+}
+
 }  // namespace
 
 void grouped_search(const float* w, const float* weights, size_t rows, size_t groups, size_t size,
                     const GridSearch& how, int8_t* codes, float* scale, float* offset, float* bias) {
   const float low = -float(1 << (how.bits - 1)), high = -low - 1;
   const float first = how.zero == Zero::bias ? std::numeric_limits<float>::infinity() : 0;
-  for (size_t cell = 0; cell < rows * groups; ++cell, w += size, codes += size) {
+  const size_t count = rows * groups;
+  const size_t done =
+      size <= MOST ? search_tiles(w, weights, count, groups, size, how, low, high, codes, scale, offset, bias) : 0;
+  w += done * size;
+  codes += done * size;
+  for (size_t cell = done; cell < count; ++cell, w += size, codes += size) {
     const float* column = weights + cell % groups * size;
     float bottom = first, top = -first;
     range_of(w, size, bottom, top);

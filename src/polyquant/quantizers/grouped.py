@@ -27,11 +27,12 @@ from polyquant.types import F32, I8, Affine
 __all__ = ["CLIPS", "quantize", "quantize_for"]
 
 CLIPS = {
-    8: (1.0, 0.998, 0.9961, 0.99, 0.98, 0.96, 0.93),
-    6: (1.0, 0.984, 0.97, 0.95, 0.93, 0.9, 0.87),
-    4: (1.0, 0.96, 0.9334, 0.9, 0.875, 0.84, 0.8, 0.75),
+    7: (1.0, 0.9961, 0.98, 0.95),
+    5: (1.0, 0.97, 0.94, 0.9, 0.86),
+    4: (1.0, 0.95, 0.9, 0.86, 0.81, 0.76),
+    2: (1.0, 0.88, 0.8, 0.74, 0.68, 0.62),
 }
-"""Clip ratios to try, for at least so many bits (fewer: those of 4): with few bits clipping pays, with many only the
+"""Clip ratios to try, for at least so many bits: with few bits clipping pays, with many only the
 exact position of the scale matters. Of symmetric codes they shorten the range that ends at the largest positive code.
 """
 _CHUNK = 1 << 20
@@ -137,7 +138,7 @@ def _error(traits: Integers, cells: F32, grid: _Grid, weights: F32) -> F32:
 def _searched(traits: Integers, cells: F32, weights: F32) -> tuple[_Grid, I8]:
     """The best grid of each group of cells [N, G, g], and its codes [N, G * g]. weights: [G, g]."""
     n, groups, size = cells.shape
-    clips = next((ratios for bits, ratios in CLIPS.items() if traits.bits >= bits), CLIPS[4])
+    clips = next(ratios for bits, ratios in CLIPS.items() if traits.bits >= bits)
     lib = native.lib()
     if lib is None:
         grid = _search(traits, cells, weights, clips)

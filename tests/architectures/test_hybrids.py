@@ -13,7 +13,7 @@ import polyquant
 from architectures.golden_models import Golden, differences
 from polyquant.architectures.find import by_name, of_config, of_metadata
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.formats.msmodelslim.smooth import links
+from polyquant.formats.smoothing import links
 from polyquant.opening import open_checkpoint
 from polyquant.runtime.load import load
 

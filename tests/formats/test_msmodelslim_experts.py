@@ -16,7 +16,7 @@ from polyquant.errors import UnsupportedError
 from polyquant.formats.linears import is_linear
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import prepare
-from polyquant.formats.msmodelslim.smooth import expert_families, links, unsmoothed
+from polyquant.formats.smoothing import expert_families, links, unsmoothed
 from polyquant.opening import open_checkpoint
 
 STACKED = {"gemma4", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoeshared", "llama4"}

@@ -16,7 +16,7 @@ from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import prepare
-from polyquant.formats.msmodelslim.smooth import Smoothing, last_norm, links
+from polyquant.formats.smoothing import Smoothing, last_norm, links
 from polyquant.formats.trellis.target import is_linear
 from polyquant.opening import open_checkpoint
 from polyquant.runtime import identity

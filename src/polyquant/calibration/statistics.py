@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polyquant.errors import InputError
 from polyquant.types import F32
 
-__all__ = ["CacheRanges", "InputRanges"]
+__all__ = ["CacheRanges", "InputRanges", "InputSizes"]
 
 
 class InputRanges:
@@ -87,6 +87,47 @@ class InputRanges:
         if not mean:
             return float(low.min()), float(high.max())
         return float(low.min(1).mean(dtype=np.float64)), float(high.max(1).mean(dtype=np.float64))
+
+
+class InputSizes:
+    """Mean magnitudes of the inputs [T, K] of a linear layer.
+
+    magnitudes, squares: sums of |x| and x^2, float64 [K]; count: tokens.
+    """
+
+    def __init__(self, k: int) -> None:
+        self.magnitudes, self.squares, self.count = np.zeros(k), np.zeros(k), 0
+
+    def add(self, x: F32) -> None:
+        """Add the inputs of one sample, [T, K]."""
+        self.magnitudes += np.abs(x).sum(0, dtype=np.float64)
+        self.squares += np.square(x, dtype=np.float64).sum(0)
+        self.count += len(x)
+
+    def merge(self, other: InputSizes) -> None:
+        """Add what another one has gathered from later windows."""
+        self.magnitudes, self.squares = self.magnitudes + other.magnitudes, self.squares + other.squares
+        self.count += other.count
+
+    def parts(self) -> dict[str, Any]:
+        """See calibration/shared.py: Kept."""
+        return {"magnitudes": self.magnitudes, "squares": self.squares, "count": self.count}
+
+    @classmethod
+    def restored(cls, parts: Mapping[str, Any]) -> InputSizes:
+        """See calibration/shared.py: Kept."""
+        out = cls(len(parts["magnitudes"]))
+        out.magnitudes, out.squares, out.count = parts["magnitudes"], parts["squares"], parts["count"]
+        return out
+
+    @property
+    def means(self) -> tuple[F32, F32]:
+        """Mean |x| and mean x^2 of every channel, [K] each. Raises InputError if missing or not finite."""
+        if not self.count:
+            raise InputError("not calibrated: no inputs seen", hint="give a longer text")
+        if not np.isfinite(self.squares).all():
+            raise InputError("activations of the float model are not finite on the calibration text")
+        return tuple(np.asarray(x / self.count, np.float32) for x in (self.magnitudes, self.squares))  # type: ignore[return-value]
 
 
 class CacheRanges:

@@ -13,9 +13,10 @@ those before it (quantizers/gptq.py, Frantar et al. 2023).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyquant.codecs.affine_codec import FLOAT_TYPES
 from polyquant.codecs.keeping import Integers
@@ -206,7 +207,7 @@ def _fitted(traits: Integers, cells: F32, weights: F32, grid: _Grid) -> _Grid:
         return _Grid(scale, grid.offset, _stored((w - scale * q) / total, traits, 0))
 
 
-def _stored(values: F32, traits: Integers, instead: float) -> F32:
+def _stored(values: NDArray[Any], traits: Integers, instead: float) -> F32:
     """Values as stored; `instead` for NaN, infinity and (if it is not 0) for 0."""
     with np.errstate(all="ignore"):
         out = np.asarray(values, np.float32).astype(FLOAT_TYPES[traits.scale]).astype(np.float32)

@@ -24,6 +24,11 @@ class HuggingFaceOptions:
         metavar="FILE|self",
         help="Quantize with the least error on this text (GPTQ); self: text that the model generates.",
     )
+    effort: str | None = option(
+        choices=("default", "max"),
+        shown="default",
+        help="max: scale inputs before the search (AWQ); needs --calibration.",
+    )
     single_file: bool = option(
         False, type=bool, flag="", help="One .safetensors file, without config.json and the small files."
     )

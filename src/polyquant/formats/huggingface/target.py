@@ -20,6 +20,7 @@ from polyquant.formats.huggingface.schemes import Scheme, scheme_named, scheme_o
 from polyquant.formats.huggingface.work import SchemeWorker, fitted
 from polyquant.formats.plain_target import TORCH_NAMES, PlainTarget
 from polyquant.formats.protocol import Choice, Context, Planning, Worker
+from polyquant.formats.smoothing import marked
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Facts, Recipe
 from polyquant.registry import codec
@@ -50,12 +51,17 @@ class HuggingFaceTarget(PlainTarget):
             return planning, steps
         if not any(fitted(s) for s in steps):
             raise PlanError("--calibration has no effect: no weight is quantized to codes that it could improve")
+        steps = marked(planning.source, steps, "awq") if planning.options.effort == "max" else steps
         return planning, [replace(s, cut=False) if fitted(s) else s for s in steps]
 
     def refuse(self, options: Any, importance: Mapping[str, F32] | None) -> None:
         """Raise PlanError or InputError for an unusable calibration text."""
         if options.calibration is not None and importance:
             raise PlanError("--calibration and --importance are mutually exclusive", hint="omit one of them")
+        if options.effort not in (None, "default", "max"):
+            raise PlanError("unknown effort for a Hugging Face folder", expected="default or max", found=options.effort)
+        if options.effort == "max" and options.calibration is None:
+            raise PlanError("--effort max needs calibration", hint="add --calibration FILE")
         check_text(options.calibration)
 
     def text(self, steps: Sequence[Step], options: Any) -> str | None:
@@ -70,7 +76,9 @@ class HuggingFaceTarget(PlainTarget):
 
     def method(self, planning: Planning, steps: Sequence[Step]) -> str | None:
         """How codes are chosen."""
-        return None if self.text(steps, planning.options) is None else "GPTQ"
+        if self.text(steps, planning.options) is None:
+            return None
+        return "AWQ scaling and GPTQ" if planning.options.effort == "max" else "GPTQ"
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
         """Choose a codec. Raises PlanError for a rule that decodes a single MXFP4 tensor."""

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.calibration.hessians import Hessians
+from polyquant.calibration.hessians import GatheringStages, Hessians, part_of
+from polyquant.calibration.statistics import InputSizes
 from polyquant.capabilities import FitsInputs, claims
+from polyquant.codecs.affine_codec import AffineCodec
 from polyquant.errors import UnsupportedError
+from polyquant.formats.huggingface.scaling import Scaling
 from polyquant.formats.protocol import Context
+from polyquant.formats.smoothing import links as smoothed_links
 from polyquant.formats.steps import Piece, Step
 from polyquant.ops.metrics import ErrorSums, error_sums
-from polyquant.types import Action
+from polyquant.types import F32, Action, Floats, as_matrix
 
 __all__ = ["SchemeWorker", "fitted"]
+
+_SCALING = 0.5
+"""The share of the calibration that scaling takes."""
 
 
 def fitted(step: Step) -> bool:
@@ -33,11 +41,13 @@ class SchemeWorker:
     def __init__(self, context: Context, text: str) -> None:
         self._context, self._text = context, text
         self._hessians: Hessians | None = None
+        self._scaling: Scaling | None = None
+        self._values: dict[str, F32] = {}
 
     def order(self, steps: Sequence[Step]) -> list[Step]:
-        """The steps in the order in which their inputs become available."""
+        """The steps in the order in which their inputs become available. Scaling is computed here."""
         wanted = [s.inputs for s in steps if fitted(s)]
-        if not wanted:
+        if not wanted and self._context.options.effort != "max":
             return list(steps)
         self._context.tick(0.0)
         stages = self._context.stages(self._text)
@@ -48,24 +58,79 @@ class SchemeWorker:
                 expected=f"inputs of {wanted[0]}",
                 hint="omit --calibration",
             )
+        scaled = self._context.options.effort == "max"
+        if scaled:
+            self._scaling = self._scale(stages)
+            self._values = self._changed_vectors(self._scaling)
         others = [s.inputs for s in self._context.steps if fitted(s)] if self._context.shared else []
-        self._hessians = hessians = Hessians(stages, wanted, self._context.tick, others)
+        start = _SCALING if scaled else 0.0
+        tick = self._context.tick
+        self._hessians = hessians = Hessians(stages, wanted, lambda x: tick(start + (1 - start) * x), others)
         return sorted(steps, key=lambda s: hessians.order(s.inputs) if fitted(s) else -1)
 
+    def _scale(self, stages: GatheringStages) -> Scaling:
+        """Run the float model on the text and choose the scales of all layers, in their order."""
+        context = self._context
+        codecs = {s.map.source: s.target for s in context.steps if fitted(s) and isinstance(s.target, AffineCodec)}
+        scaling = Scaling(context.source, "awq", codecs=codecs)
+        links = smoothed_links(context.source, "awq")
+        wanted = frozenset(link.readers[0] for link in links)
+        last = max((i for i, names in enumerate(stages.names) if wanted & set(names)), default=-1)
+        for i in range(last + 1):
+            gathered = stages.gather(i, wanted, part_of(lambda x: context.tick(_SCALING * x), i, last + 1), InputSizes)
+            for link in links:
+                if link.readers[0] in gathered:
+                    scaling.add(link, gathered)
+        return scaling
+
+    def _changed_vectors(self, scaling: Scaling) -> dict[str, F32]:
+        """Norms and biases after scaling, by name."""
+        out = dict(scaling.norms)
+        for name in scaling.rows:
+            bias = self._context.source.weights.get(f"{name.removesuffix('.weight')}.bias")
+            if bias is not None:
+                changed = scaling.bias(name, bias.codec.dequantize(bias.read(), bias.shape))
+                out[bias.name] = np.asarray(changed, np.float32)
+        return out
+
     def takes(self, step: Step) -> bool:
-        """True for searched matrices."""
-        return fitted(step)
+        """True for searched matrices, and for tensors that scaling changes."""
+        if fitted(step):
+            return True
+        scaling, names = self._scaling, step.map.sources
+        return scaling is not None and any(
+            n in self._values or n in scaling.columns or n in scaling.rows for n in names
+        )
 
     def pieces(self, step: Step, rows: slice | None, *, measure: bool) -> Iterator[Piece]:
-        """Codes of a whole weight. Raises CodecError."""
+        """Codes of a whole weight, or the changed floats. Raises CodecError."""
+        target, scaling = step.target, self._scaling
+        if not fitted(step):
+            yield self._changed(step, rows)
+            return
         assert self._hessians is not None
-        target = step.target
         assert isinstance(target, FitsInputs)
         hessian, note = self._hessians.of(step.inputs)
         w = self._context.floats(step)
+        if scaling is not None:
+            w = scaling.weight(step.map.source, w, slice(0, len(w)))
+            scale = scaling.columns.get(step.inputs)
+            if hessian is not None and scale is not None:
+                hessian = np.asarray(hessian / scale[:, None] / scale, np.float32)
         parts = target.pack(target.quantize(w) if hessian is None else target.quantize_for(w, hessian))
         error = error_sums(w, target.dequantize(parts, step.map.shape)) if measure else None
         yield Piece(parts, error=error, note=f"{step.map.target}: {note}" if note else "")
+
+    def _changed(self, step: Step, rows: slice | None) -> Piece:
+        """A vector or an unquantized matrix that scaling changes, or rows [a, b) of it."""
+        assert self._scaling is not None
+        values = self._values.get(step.map.source)
+        if values is not None:
+            return Piece(step.target.pack(Floats(values.reshape(as_matrix(step.map.shape)))))
+        w = self._context.floats(step)
+        w = self._scaling.weight(step.map.source, w, slice(0, len(w)))
+        start, stop = (0, len(w)) if rows is None else (rows.start, rows.stop)
+        return Piece(step.target.pack(Floats(w[start:stop])), start, stop - start)
 
     def stated(self, step: Step, error: ErrorSums) -> Mapping[str, NDArray[Any]]:
         """No part: the folder does not state errors."""

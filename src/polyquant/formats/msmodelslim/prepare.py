@@ -27,7 +27,7 @@ from polyquant.calibration.statistics import CacheRanges, InputRanges
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError, PolyquantError, UnsupportedError
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
-from polyquant.formats.msmodelslim.smooth import Link, Smoothing, expert_families, last_norm, links
+from polyquant.formats.smoothing import Link, Smoothing, expert_families, last_norm, links
 from polyquant.operations import Index
 from polyquant.quantizers.affine import cache_grid
 from polyquant.registry import codec

@@ -15,8 +15,8 @@ from polyquant.formats.linears import is_linear
 from polyquant.formats.msmodelslim.choices import bias_type, kept, module_of, ranges_of
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import derived
-from polyquant.formats.msmodelslim.smooth import links, unsmoothed
 from polyquant.formats.plain_target import folder_warnings
+from polyquant.formats.smoothing import marked, unsmoothed
 from polyquant.formats.steps import Step
 from polyquant.registry import codec
 from polyquant.types import Action, Checkpoint, Codec, Floats, Shape, TensorMap, Weight
@@ -84,17 +84,7 @@ def _refuse_steps(steps: Sequence[Step], options: MsModelSlimOptions) -> None:
 
 def _smoothing(source: Checkpoint, steps: Sequence[Step], options: MsModelSlimOptions) -> list[Step]:
     """Mark the steps whose floats smoothing changes."""
-    if options.smooth is None:
-        return list(steps)
-    smoothed = links(source, options.smooth)
-    changed = {name for link in smoothed for name in (link.feeder, *link.readers)}
-    changed |= {f"{module_of(name)}.bias" for name in changed}
-    return [
-        replace(s, action=Action.TRANSCODE if s.action is Action.COPY else s.action, why=f"smoothed, {options.smooth}")
-        if changed & set(s.map.sources)
-        else s
-        for s in steps
-    ]
+    return list(steps) if options.smooth is None else marked(source, steps, options.smooth)
 
 
 def _equal(a: Weight, b: Weight) -> bool:

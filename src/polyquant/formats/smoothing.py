@@ -1,7 +1,7 @@
 """Smooth a checkpoint: scale norms or linear layers and their readers so that the model computes the same.
 
     m1, shift   input norm -> q, k, v; norm after attention -> gate, up
-    m4          these, and v -> o, up -> down: rows of the first are divided by the factors of the second's columns
+    m4, awq     these, and v -> o, up -> down: rows of the first are divided by the factors of the second's columns
 
 The norm before experts feeds them all, the router and the shared expert: one scale for all. Its factors are powers of
 two, which are exact in every float type: the router, stored in half precision, gives the same logits and makes the same
@@ -12,7 +12,8 @@ readers. Models with ternary weights, which have no columns to scale, are reject
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +22,18 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.parts import Feed
 from polyquant.architectures.record import Architecture
 from polyquant.calibration.hessians import LEAST_INPUTS
-from polyquant.calibration.statistics import InputRanges
 from polyquant.errors import UnsupportedError
 from polyquant.formats.linears import is_linear
+from polyquant.formats.steps import Step
 from polyquant.operations import Index, Stack
 from polyquant.ops import exact
 from polyquant.quantizers.smooth import ALPHA, power_of_two, shared_by_heads, smoothing_scale
 from polyquant.rows import matrix_name
 from polyquant.runtime import identity
 from polyquant.runtime.derived import derived_maps
-from polyquant.types import F32, Checkpoint, Codec, Floats, Weight, as_matrix
+from polyquant.types import F32, Action, Checkpoint, Codec, Floats, Weight, as_matrix
 
-__all__ = ["Link", "Smoothing", "expert_families", "floats", "last_norm", "links", "rows_of", "unsmoothed"]
+__all__ = ["Link", "Smoothing", "expert_families", "floats", "last_norm", "links", "marked", "rows_of", "unsmoothed"]
 
 _CHUNK = 1 << 22  # weights dequantized at a time
 
@@ -66,6 +67,19 @@ def links(source: Checkpoint, method: str) -> list[Link]:
     return all_links
 
 
+def marked(source: Checkpoint, steps: Sequence[Step], method: str) -> list[Step]:
+    """The steps, with the ones whose floats smoothing changes marked as such. Raises as `links`."""
+    smoothed = links(source, method)
+    changed = {name for link in smoothed for name in (link.feeder, *link.readers)}
+    changed |= {f"{name.removesuffix('.weight')}.bias" for name in changed}
+    return [
+        replace(s, action=Action.TRANSCODE if s.action is Action.COPY else s.action, why=f"smoothed, {method}")
+        if changed & set(s.map.sources)
+        else s
+        for s in steps
+    ]
+
+
 def unsmoothed(source: Checkpoint, method: str) -> dict[str, str]:
     """Norms before experts that a method cannot smooth -> reason. Raises as `links`."""
     return {name: why for _, left in _by_feed(source, method) for name, why in left.items()}
@@ -81,7 +95,7 @@ def _by_feed(source: Checkpoint, method: str) -> Iterator[tuple[list[Link], dict
             hint="omit --smooth",
         )
     layers = _Layers(source, record)
-    feeds = (*record.feeds("norm"), *(record.feeds("values", "product") if method == "m4" else ()))
+    feeds = (*record.feeds("norm"), *(record.feeds("values", "product") if method in ("m4", "awq") else ()))
     for block in layers.blocks:
         for feed in feeds:
             yield layers.links(block, feed, method)
@@ -199,7 +213,8 @@ def _as_stored(codec: Codec, x: F32) -> F32:
 
 @dataclass(slots=True)
 class Smoothing:
-    """Smoothing factors by tensor name, filled as the calibration reaches the layers.
+    """Smoothing factors by tensor name, filled as the calibration reaches the layers. A subclass may choose them
+    differently (`_scale`).
 
     columns: [K], factors of a linear weight's columns. rows: [N], divisors of its rows and its bias. shift: [K] or
     absent: subtracted from the inputs before they are divided by `columns`. norms: [K], a norm's new weight; norm_bias:
@@ -218,19 +233,23 @@ class Smoothing:
     norm_bias: dict[str, F32] = field(default_factory=dict)
     biases: dict[str, F32] = field(default_factory=dict)
 
-    def add(self, link: Link, inputs: Mapping[str, InputRanges]) -> None:
+    def _scale(self, readers: Sequence[str], inputs: Any) -> tuple[F32, F32 | None]:
+        """The factors of the columns of these readers and the shift of their inputs, [K] each. Raises InputError."""
+        low, high = inputs.extremes
+        half = np.float32(0.5)
+        shift: F32 | None = (low + high) * half if self.method == "shift" else None
+        size = np.maximum(-low, high) if shift is None else (high - low) * half
+        return smoothing_scale(size, self._column_sizes(readers), ALPHA[self.method]), shift
+
+    def add(self, link: Link, inputs: Mapping[str, Any]) -> None:
         """Smooth one product. inputs: of the first reader. Raises InputError.
 
         An expert reached by fewer than 64 tokens is unchanged: a channel that is small in them may be large in others.
         """
         if link.routed and inputs[link.readers[0]].count < LEAST_INPUTS:
             return
-        low, high = inputs[link.readers[0]].extremes
-        half = np.float32(0.5)
-        shift: F32 | None = (low + high) * half if self.method == "shift" else None
-        size = np.maximum(-low, high) if shift is None else (high - low) * half
         rounded = [r for r in link.readers if is_linear(r, self.source[r].shape)]  # a router stays float
-        scale = smoothing_scale(size, self._column_sizes(rounded or link.readers), ALPHA[self.method])
+        scale, shift = self._scale(rounded or link.readers, inputs[link.readers[0]])
         if link.norm and len(rounded) < len(link.readers):
             scale = power_of_two(scale)
         if link.start is None:

@@ -33,7 +33,7 @@ def test_calibrated_codes_are_closer(text, tmp_path):
     rounded = divergence(plain, text)
     assert divergence(fitted, text) < rounded
     assert divergence(scaled, text) < rounded
-    actions = {s.name: s.action for s in report.steps}
+    actions = {s.tensor: s.action for s in report.steps}
     assert actions["model.layers.0.input_layernorm.weight"] == "transcode"
     assert actions["model.norm.weight"] == "copy"
 

@@ -1,0 +1,78 @@
+"""Write docs/formats/matrix.md: which packings keep the codes of which, from the traits of the codecs.
+
+PYTHONPATH=src python scripts/matrix_page.py
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from polyquant.analysis.matrix import PACKINGS, Matrix, matrix
+from polyquant.codecs.keeping import Fate
+
+__all__ = ["page"]
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "docs/formats/matrix.md"
+_TOP = """\
+# Which codes can be kept
+
+Written by `scripts/matrix_page.py` from the same rules that a conversion follows (`polyquant formats --matrix` prints
+the table, `--format json` the reasons, and for a few codecs the sentences). A test packs all codes, with scales and
+zero points of every kind, and compares each cell with what the conversion does (`tests/analysis/test_matrix.py`).
+
+Rows are sources, columns targets. A packing stands for its family; groups of 32 show what blocks of ggml can hold.
+
+| symbol | codes | scales |
+|---|---|---|
+| = | equal | equal: every weight keeps its value |
+| ~ | equal | equal if they fit the target's dtype, else rounded: the conversion measures by how much |
+| ? | equal if zero points (or biases, or the scale of the tensor) allow, else impossible | |
+| . | cannot be kept: only with `--requantize` | |
+
+"""
+_WHY = """
+## Why some cannot
+
+"""
+
+
+def page() -> str:
+    """The page."""
+    found = matrix()
+    return _TOP + _table(found) + _WHY + _reasons(found)
+
+
+def _table(found: Matrix) -> str:
+    head = "| from \\ to | " + " | ".join(str(i + 1) for i in range(len(PACKINGS))) + " |\n"
+    lines = [head, "|---|" + ":-:|" * len(PACKINGS) + "\n"]
+    for i, have in enumerate(PACKINGS):
+        cells = found[i * len(PACKINGS) : (i + 1) * len(PACKINGS)]
+        lines.append(f"| {i + 1} `{have}` | " + " | ".join(p.symbol for p in cells) + " |\n")
+    return "".join(lines)
+
+
+def _reasons(found: Matrix) -> str:
+    reasons: dict[str, list[str]] = {}
+    for pair in found:
+        if pair.verdict.fate is Fate.IMPOSSIBLE:
+            reasons.setdefault(pair.verdict.why, []).append(f"`{pair.have}` to `{pair.want}`")
+    lines = [
+        f"| {why} | {pairs[0]} | {len(pairs)} |\n" for why, pairs in sorted(reasons.items(), key=lambda r: -len(r[1]))
+    ]
+    return "| reason | for example | pairs |\n|---|---|---:|\n" + "".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="exit 1 if the page is out of date")
+    check = parser.parse_args().check
+    text = page()
+    if check and TARGET.read_text() != text:
+        raise SystemExit(f"{TARGET.name} is out of date: PYTHONPATH=src python scripts/matrix_page.py")
+    TARGET.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

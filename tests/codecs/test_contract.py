@@ -46,6 +46,9 @@ READERS = [
     "compressed.i8.g32.zp",
     "compressed.p4.g32", "compressed.p4.g32.zpp", "compressed.p4.g32.act", "compressed.p8.zp.f16", "chatglm.4",
     "chatglm.8", "chatglm.4.bf16",
+    "bnb.nf4.b64", "bnb.fp4.b128", "bnb.fp4.b64.flat", "bnb.nf4.b64.double", "bnb.int8", "hqq.8.g64.axis1.f32",
+    "hqq.4.g64.axis1", "hqq.4.g64.axis0.bf16", "hqq.3.g32.axis0", "hqq.3.g64.axis1.bf16", "hqq.2.g16.axis1",
+    "hqq.1.g8.axis0.f32", "torchao.int4.g32", "torchao.int4.f32", "torchao.int8.g32.f32", "torchao.int8.sym.f16",
     "fp8.e4m3", "fp8.e4m3.tensor", "fp8.e4m3.b128.inv.f32", "fp8.e5m2.b32", "fp8.e5m2.f16",
 ]  # fmt: skip
 
@@ -122,6 +125,8 @@ def test_checkpoints_of_other_tools(name, engine):
     for key in ("g_idx", "weight_g_idx"):
         if key in parts:
             parts[key] = np.random.default_rng(2).integers(0, shape[1] // codec.group, shape[1], np.int32)
+    if name.startswith("torchao.int4"):
+        parts["_weight_qdata"] >>= 4
     if name.startswith("fp8"):
         parts["weight"] = gaussians(*shape).astype(parts["weight"].dtype)
     check_codec(codec, parts=parts, shape=shape)
@@ -174,6 +179,9 @@ def test_an_unknown_name():
         ("gptq:4", "gptq.4.g128 or gptq.4.g128.v2 or gptq.4.g128.act"),
         ("awq", "awq.4 or awq.4.g64 or awq.4.g128"),
         ("fp8_e4m3", "fp8.e4m3"),
+        ("bnb.nf4", "bnb.nf4.b64 or bnb.nf4.b64.double or bnb.fp4.b64"),
+        ("hqq.4.g64", "hqq.4.g64.axis1 or hqq.4.g64.axis0 or hqq.2.g64.axis1"),
+        ("torchao_int4.g32", "torchao.int4.g32"),
         ("exl3.3.mul", "exl3.3.mul1 or exl3.8.mul1 or exl3.7.mul1"),
         ("metalmarlin.4", "metal_marlin.4"),
         ("chatglm4", "chatglm.4"),

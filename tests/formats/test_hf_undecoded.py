@@ -84,7 +84,7 @@ SCHEMES = {  # name: (config, tensors, scheme, the scheme recognised from the te
     "fp8, powers of two": (said("fp8", weight_block_size=[128, 128]), POWERS, "fp8 with power-of-two scales",
         "8-bit floats with weight_scale_inv"),
 }  # fmt: skip
-DECODED = {"gpt-oss"}  # with quantization_config at the top level of config.json
+DECODED = {"gpt-oss", "nf4", "llm.int8", "torchao"}  # with quantization_config at the top level of config.json
 
 
 def folder(path, tensors, config):

@@ -42,6 +42,10 @@ def subjects() -> list[Path]:
         VECTORS / "bitnet_gguf/hf_packed_autobitlinear",
         VECTORS / "hf_bin",
         *(
+            VECTORS / "hub_readonly" / name
+            for name in ("bnb-forms", "bnb-int8", "hqq-forms", "torchao-int4", "torchao-float8", "quark-uint4")
+        ),
+        *(
             VECTORS / "trellis" / name
             for name in ("v3_seed_kn", "v3_seed_mm_headers", "v3_migrated", "v3_shard_writer")
         ),

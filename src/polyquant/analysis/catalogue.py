@@ -43,6 +43,9 @@ _ABOUT = {
     "gptq": "GPTQ: codes of 2 to 8 bits with a scale per group",
     "awq": "AWQ: 4-bit codes with a scale per group",
     "fp8": "8-bit floats with scales (compressed-tensors, FBGEMM, DeepSeek)",
+    "bitsandbytes": "bitsandbytes: 4-bit codes of a table (NF4, FP4) with an absmax per block, or int8 rows",
+    "hqq": "HQQ: codes of 1 to 8 bits with a scale and a fractional zero point per group",
+    "torchao": "torchao: integer codes, one per byte, with scales",
     "msmodelslim": "msModelSlim (Ascend): int8 or int4 codes with scales; int4 takes a byte per code until a dialect "
     "packs it",
     "compressed_tensors": "compressed-tensors: int8 or int4 codes with scales",

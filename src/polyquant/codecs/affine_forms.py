@@ -23,6 +23,7 @@ from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Verdict, keeps, resolved
 from polyquant.codecs.msmodelslim import MsModelSlim
+from polyquant.codecs.read_only import ReadOnlyBlocks
 from polyquant.types import F32, U8, Affine, Blocks, Codec, Parts, Shape, Ternary, Weight, as_matrix
 
 __all__ = [
@@ -62,7 +63,7 @@ def floats_of(config: Mapping[str, Any]) -> str:
 
 def only_read(codec: Codec) -> bool:
     """True for codecs that GGUF, Trellis and plain Hugging Face folders cannot store."""
-    return codec.form is Affine or isinstance(codec, FP8)
+    return codec.form is Affine or isinstance(codec, FP8 | ReadOnlyBlocks)
 
 
 def integers_of(codec: Codec) -> Integers | None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from polyquant.capabilities import PacksRows, QuantizesStored
+from polyquant.capabilities import DecodesRows, PacksRows, QuantizesStored
 from polyquant.codecs.affine_codec import decoded_rows
 from polyquant.codecs.affine_forms import affine_of, recoded, reordered
 from polyquant.codecs.transcode import transcode
@@ -187,6 +187,8 @@ def convert_tensor(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
         yield Piece(target.pack(source.unpack(weight.read(), shape)))
     elif target.form is Ternary and (same or op.keeps_rows([w.shape for w in weights])):
         yield Piece(target.pack(_joined_codes([_ternary_codes(w, step) for w in weights], weights, step)))
+    elif same and not step.map.ternarize and target.row_sliced and _decodes_rows(source):
+        yield from _from_rows(plan, step, measure=measure)
     else:
         yield from _from_floats(plan, step, floats(plan.source, step), measure=measure)
 
@@ -244,15 +246,32 @@ def floats(source: Checkpoint, step: Step) -> F32:
     return w.reshape(as_matrix(step.map.shape))
 
 
+def _decodes_rows(codec: Codec) -> bool:
+    """True if rows can be decoded from the complete parts."""
+    return isinstance(codec, DecodesRows) and codec.decodes_rows
+
+
+def _from_rows(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
+    """Quantize by row blocks, each decoded from the complete parts: only the codes are in memory as a whole."""
+    (weight,) = _weights(plan, step)
+    parts, (rows, _) = weight.read(), as_matrix(weight.shape)
+    for a in range(0, max(1, rows), step.block_rows):
+        w = weight.codec.dequantize(parts, weight.shape, rows=slice(a, min(rows, a + step.block_rows)))
+        yield _piece(plan, step, w, a, measure=measure)
+
+
+def _piece(plan: Plan, step: Step, w: F32, start: int, *, measure: bool) -> Piece:
+    """Rows [start, start + n) of the target, quantized from floats [n, K]."""
+    parts = _packed(step, w, start, plan.importance.get(step.map.target))
+    error = error_sums(w, step.target.dequantize(parts, w.shape)) if measure else None
+    return Piece(parts, start, len(w), error)
+
+
 def _from_floats(plan: Plan, step: Step, w: F32, *, measure: bool) -> Iterator[Piece]:
     """Quantize floats in memory, by row blocks if the codec is row_sliced."""
-    target, importance = step.target, plan.importance.get(step.map.target)
-    size = step.block_rows if target.row_sliced else max(1, len(w))
+    size = step.block_rows if step.target.row_sliced else max(1, len(w))
     for a in range(0, max(1, len(w)), size):
-        block = w[a : a + size]
-        parts = _packed(step, block, a, importance)
-        error = error_sums(block, target.dequantize(parts, block.shape)) if measure else None
-        yield Piece(parts, a, len(block), error)
+        yield _piece(plan, step, w[a : a + size], a, measure=measure)
 
 
 def _ternary_codes(weight: Weight, step: Step) -> Ternary:

@@ -56,7 +56,18 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 _READ = ("bitnet", "exl3")  # quantizations whose scales are part of the weights
-_DECODED = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4")  # the same, if weights were decoded
+_DECODED = (
+    "gptq",
+    "awq",
+    "compressed-tensors",
+    "fp8",
+    "fbgemm_fp8",
+    "mxfp4",
+    "bitsandbytes",
+    "hqq",
+    "torchao",
+    "quark",
+)  # the same, if weights were decoded
 
 
 def _declared(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polyquant.capabilities import HoldsBias, OwnProduct, Packed, TrellisDialect
+from polyquant.capabilities import DecodesRows, HoldsBias, OwnProduct, Packed, TrellisDialect
 from polyquant.codecs.ternary import repacked
 from polyquant.ops import native
 from polyquant.ops.arithmetic import fast_kernels, is_defined, matmul
@@ -108,7 +108,9 @@ def _reference(weight: Weight, x: F32, rounding: Rounding) -> F32:
     if is_defined() and weight.codec.name == "f32":
         return matmul(x, weight.codec.unpack(weight.parts, weight.shape).values.T)  # without a copy
     y = np.empty((len(x), rows), np.float32)
-    step = max(1, (_LARGE_CHUNK if is_defined() else _CHUNK) // k) if weight.codec.row_sliced else rows
+    codec = weight.codec
+    by_rows = codec.row_sliced or (isinstance(codec, DecodesRows) and codec.decodes_rows)
+    step = max(1, (_LARGE_CHUNK if is_defined() else _CHUNK) // k) if by_rows else rows
     for a in range(0, rows, step):
         part = weight.dequantize(rows=slice(a, min(a + step, rows))) if step < rows else weight.dequantize()
         y[:, a : a + step] = matmul(x, part.T)

@@ -38,6 +38,9 @@ _RULES = {
 }  # fmt: skip
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_SCALES = ("scales", "weight_scale", "weight_scale_inv", "SCB", "absmax", "nested_absmax", "nested_quant_map",
+           "scale", "zero", "_weight_scale")  # fmt: skip
+"""Parts of which every entry must be finite."""
 _TOKENIZERS = ({"tokenizer.json"}, {"tokenizer.model"}, {"vocab.json", "merges.txt"}, {"vocab.txt"}, {"spiece.model"},
                {"sentencepiece.bpe.model"}, {"tekken.json"})  # fmt: skip
 
@@ -297,9 +300,10 @@ def _quantized(contents: _Contents, config: Mapping[str, Any]) -> Iterator[Findi
             continue
         if isinstance(weight, str):
             continue
-        name = next(weight.tensors[p] for p in ("scales", "weight_scale", "weight_scale_inv") if p in weight.tensors)
-        shard = contents.tensors[name][0]
-        if not np.isfinite(read_small(contents.tensors, name).astype(np.float32)).all():
+        for name in (weight.tensors[p] for p in _SCALES if p in weight.tensors):
+            shard = contents.tensors[name][0]
+            if np.isfinite(read_small(contents.tensors, name).astype(np.float32)).all():
+                continue
             yield Finding("HF064", ERROR, "scales contain NaN or infinity", module, shard.source.path.name)
 
 

@@ -72,7 +72,8 @@ CODES: dict[str, str] = {
     "HF062": "An EXL3 weight lacks a tensor (trellis, suh, svh), or their shapes are inconsistent: I16 [K / 16, N / "
     "16, 16 x bits], F16 [K] and F16 [N], K and N multiples of 128. The layer cannot be decoded. Download the file "
     "again.",
-    "HF063": "A weight of a quantized checkpoint (GPTQ, AWQ, compressed-tensors, FP8, ChatGLM) lacks a tensor, or its "
+    "HF063": "A weight of a quantized checkpoint (GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes, HQQ, torchao, "
+    "Quark, ChatGLM) lacks a tensor, or its "
     "tensors are inconsistent: codes, zero points and scales must agree on rows, columns and groups. The layer cannot "
     "be decoded. Finish the download, or quantize again (an old export of msModelSlim truncates qzeros if the rows are "
     "not a multiple of 32).",

@@ -10,6 +10,7 @@ from polyquant.codecs.dtypes import word_of
 from polyquant.codecs.exl3 import EXL3
 from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
+from polyquant.codecs.read_only import ReadOnlyBlocks
 from polyquant.errors import PlanError
 from polyquant.formats.huggingface import mxfp4
 from polyquant.formats.huggingface.exl3 import stored_names
@@ -44,7 +45,7 @@ def holds(codec: Codec) -> bool:
 
 def of_other_tools(codec: Codec) -> bool:
     """True for the codecs of other tools' quantized folders, which are read and never written."""
-    return isinstance(codec, AffineCodec | FP8)
+    return isinstance(codec, AffineCodec | FP8 | ReadOnlyBlocks)
 
 
 def stored_tensors(tensor: TensorSpec) -> list[StoredTensor]:

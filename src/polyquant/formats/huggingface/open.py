@@ -19,6 +19,7 @@ from polyquant.formats.huggingface.exl3 import METHOD, exl3_codec, modules, weig
 from polyquant.formats.huggingface.folder import PICKLE, SAFETENSORS, WeightFiles, choose
 from polyquant.formats.huggingface.quantized import Method, method_of, with_older_files
 from polyquant.formats.huggingface.undecoded import find_undecoded
+from polyquant.rows import in_memory
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, torch_file
 from polyquant.storage.locations import located
@@ -250,10 +251,12 @@ def _quantized(
         if isinstance(weight, str):
             left.append((module, weight))
             continue
-        arrays = {}
+        arrays: dict[str, StoredArray] = {}
         for part, spec in weight.codec.specs(weight.shape).items():
-            shard, tensor = tensors[weight.tensors[part]]
-            arrays[part] = tensor.array(shard.source, spec)
+            if part in weight.tensors:
+                shard, tensor = tensors[weight.tensors[part]]
+                arrays[part] = tensor.array(shard.source, spec)
+        arrays |= in_memory(weight.held)
         lost += weight.lost
         taken |= dict.fromkeys((*weight.tensors.values(), *weight.spare), weight.name)
         if weight.name in tensors and weight.name not in weight.tensors.values():

@@ -8,6 +8,10 @@ config.json names the method, and one module of this package each reads it.
     fp8, fbgemm_fp8     X.weight, X.weight_scale | X.weight_scale_inv         fp8.py
     mxfp4               X_blocks X_scales, the weight X_blocks                mxfp4.py
     chatglm             X.weight X.weight_scale; quantization_bit             chatglm.py
+    bitsandbytes        X.weight X.weight.absmax ... | X.weight X.SCB         bitsandbytes.py
+    hqq                 X.W_q X.scale X.zero X.nbits X.shape ...              hqq.py
+    torchao             X._weight_qdata X._weight_scale [X._weight_zero_point]  torchao.py
+    quark               X.weight X.weight_scale [X.weight_zero_point]         quark.py
 
 Early tools wrote quantize_config.json (GPTQ) or quant_config.json (AWQ) instead, ModelOpt hf_quant_config.json: these
 are read if config.json has no quantization_config. Other schemes are rejected: formats/huggingface/undecoded.py. The
@@ -20,7 +24,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from polyquant.formats.huggingface import awq, chatglm, compressed, fp8, gptq, mxfp4
+from polyquant.formats.huggingface import (
+    awq,
+    bitsandbytes,
+    chatglm,
+    compressed,
+    fp8,
+    gptq,
+    hqq,
+    mxfp4,
+    quark,
+    torchao,
+)
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read
 from polyquant.storage import folder as folders
 from polyquant.storage import strict_json
@@ -55,6 +70,7 @@ def method_of(config: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]] | N
     method = settings.get("quant_method") if isinstance(settings, dict) else None
     known: dict[str, Method] = {
         "gptq": gptq, "awq": awq, "compressed-tensors": compressed, "fp8": fp8, "fbgemm_fp8": fp8, mxfp4.METHOD: mxfp4,
+        "bitsandbytes": bitsandbytes, "hqq": hqq, "torchao": torchao, "quark": quark,
     }  # fmt: skip
     return (
         (known[method], settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ class QuantizedWeight:
     """One quantized weight.
 
     tensors: part -> name in the file. spare: further tensors that are not copied; lost: those of them with information.
+    held: part -> its array, for small parts that the file stores in another form.
     """
 
     name: str
@@ -45,6 +46,7 @@ class QuantizedWeight:
     tensors: Mapping[str, str]
     spare: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    held: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def require(module: str, part: str, tensors: Mapping[str, Described], rank: int) -> Described:

@@ -152,6 +152,8 @@ on the way from one format to another: [conversions between formats](../howto/RE
 {_formats()}
 
 Ternary layouts (I2_S, TL1, TL2, packed BitNet) occur in GGUF and in Hugging Face folders: [ternary](ternary.md).
+Forms of other tools in Hugging Face folders: [bitsandbytes](bitsandbytes.md), [HQQ](hqq.md), [torchao and
+Quark](torchao.md).
 
 ## Maps of blocks
 

@@ -18,7 +18,7 @@ from polyquant.codecs.affine_forms import affine_of, recoded, reordered
 from polyquant.codecs.transcode import transcode
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError
-from polyquant.formats.steps import Piece, Step, by_blocks, shared_importance
+from polyquant.formats.steps import BLOCK_WEIGHTS, Piece, Step, by_blocks, shared_importance
 from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
@@ -254,9 +254,10 @@ def _decodes_rows(codec: Codec) -> bool:
 def _from_rows(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
     """Quantize by row blocks, each decoded from the complete parts: only the codes are in memory as a whole."""
     (weight,) = _weights(plan, step)
-    parts, (rows, _) = weight.read(), as_matrix(weight.shape)
-    for a in range(0, max(1, rows), step.block_rows):
-        w = weight.codec.dequantize(parts, weight.shape, rows=slice(a, min(rows, a + step.block_rows)))
+    parts, (rows, k), lines = weight.read(), as_matrix(weight.shape), step.target.granule[0]
+    size = max(1, BLOCK_WEIGHTS // max(1, k * lines)) * lines  # step.block_rows is the whole tensor here
+    for a in range(0, max(1, rows), size):
+        w = weight.codec.dequantize(parts, weight.shape, rows=slice(a, min(rows, a + size)))
         yield _piece(plan, step, w, a, measure=measure)
 
 

@@ -15,6 +15,7 @@ from format_modules import hf
 from golden import VECTORS, arrays
 from polyquant.codecs.affine_forms import affine_of, recoded, same_codes
 from polyquant.errors import InputError, PolyquantError, UnsupportedError
+from polyquant.formats.steps import BLOCK_WEIGHTS, by_blocks
 from polyquant.opening import open_checkpoint
 from polyquant.types import Affine
 
@@ -402,3 +403,11 @@ def test_mutated_folders(tmp_path, case):
 def test_mutated_folders_for_longer(tmp_path, case):
     shutil.copytree(HUB / case, tmp_path / "m")
     assert fuzz(tmp_path / "m", 1000, 1800) > 0
+
+
+def test_weights_that_only_decode_by_rows_are_converted_in_blocks():
+    plan = polyquant.plan(HUB / "bnb-nf4-double", "hf", codec="f16")
+    steps = [s for s in plan.steps if str(s.source) == "bnb.nf4.b64.double"]
+    assert steps and all(by_blocks(s) and not s.streams for s in steps)
+    rows = BLOCK_WEIGHTS // steps[0].map.shape[1]
+    assert steps[0].block_rows == rows > steps[0].map.shape[0]  # small matrices here; the size does not grow with them

@@ -12,13 +12,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from polyquant.capabilities import DecodesRows, PacksRows, QuantizesStored
+from polyquant.capabilities import PacksRows, QuantizesStored
 from polyquant.codecs.affine_codec import decoded_rows
 from polyquant.codecs.affine_forms import affine_of, recoded, reordered
 from polyquant.codecs.transcode import transcode
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError
-from polyquant.formats.steps import BLOCK_WEIGHTS, Piece, Step, by_blocks, shared_importance
+from polyquant.formats.steps import Piece, Step, by_blocks, shared_importance
 from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
@@ -187,8 +187,6 @@ def convert_tensor(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
         yield Piece(target.pack(source.unpack(weight.read(), shape)))
     elif target.form is Ternary and (same or op.keeps_rows([w.shape for w in weights])):
         yield Piece(target.pack(_joined_codes([_ternary_codes(w, step) for w in weights], weights, step)))
-    elif same and not step.map.ternarize and target.row_sliced and _decodes_rows(source):
-        yield from _from_rows(plan, step, measure=measure)
     else:
         yield from _from_floats(plan, step, floats(plan.source, step), measure=measure)
 
@@ -246,33 +244,15 @@ def floats(source: Checkpoint, step: Step) -> F32:
     return w.reshape(as_matrix(step.map.shape))
 
 
-def _decodes_rows(codec: Codec) -> bool:
-    """True if rows can be decoded from the complete parts."""
-    return isinstance(codec, DecodesRows) and codec.decodes_rows
-
-
-def _from_rows(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
-    """Quantize by row blocks, each decoded from the complete parts: only the codes are in memory as a whole."""
-    (weight,) = _weights(plan, step)
-    parts, (rows, k), lines = weight.read(), as_matrix(weight.shape), step.target.granule[0]
-    size = max(1, BLOCK_WEIGHTS // max(1, k * lines)) * lines  # step.block_rows is the whole tensor here
-    for a in range(0, max(1, rows), size):
-        w = weight.codec.dequantize(parts, weight.shape, rows=slice(a, min(rows, a + size)))
-        yield _piece(plan, step, w, a, measure=measure)
-
-
-def _piece(plan: Plan, step: Step, w: F32, start: int, *, measure: bool) -> Piece:
-    """Rows [start, start + n) of the target, quantized from floats [n, K]."""
-    parts = _packed(step, w, start, plan.importance.get(step.map.target))
-    error = error_sums(w, step.target.dequantize(parts, w.shape)) if measure else None
-    return Piece(parts, start, len(w), error)
-
-
 def _from_floats(plan: Plan, step: Step, w: F32, *, measure: bool) -> Iterator[Piece]:
     """Quantize floats in memory, by row blocks if the codec is row_sliced."""
-    size = step.block_rows if step.target.row_sliced else max(1, len(w))
+    target, importance = step.target, plan.importance.get(step.map.target)
+    size = step.block_rows if target.row_sliced else max(1, len(w))
     for a in range(0, max(1, len(w)), size):
-        yield _piece(plan, step, w[a : a + size], a, measure=measure)
+        block = w[a : a + size]
+        parts = _packed(step, block, a, importance)
+        error = error_sums(block, target.dequantize(parts, block.shape)) if measure else None
+        yield Piece(parts, a, len(block), error)
 
 
 def _ternary_codes(weight: Weight, step: Step) -> Ternary:

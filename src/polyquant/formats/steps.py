@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyquant.capabilities import PacksRows, claims
+from polyquant.capabilities import DecodesRows, PacksRows, claims
 from polyquant.errors import UnsupportedError
 from polyquant.operations import Same, Stack
 from polyquant.ops.metrics import ErrorSums
@@ -116,7 +116,7 @@ class Step:
         if not self.sources:
             return 1
         shapes = [s.shape for s in self.sources]
-        return self.map.op.together(shapes) if self._by_rows else max(1, as_matrix(shapes[0])[0])
+        return self.map.op.together(shapes) if self._by_rows or by_blocks(self) else max(1, as_matrix(shapes[0])[0])
 
 
 def by_blocks(step: Step) -> bool:
@@ -126,6 +126,8 @@ def by_blocks(step: Step) -> bool:
         return False
     source = step.sources[0].codec
     readable = source.row_sliced or claims(source, PacksRows)  # type: ignore[type-abstract]
+    if not readable and step.action not in (Action.COPY, Action.TRANSCODE):
+        readable = claims(source, DecodesRows) and source.decodes_rows  # type: ignore[type-abstract]
     return readable and (step.target.row_sliced or claims(step.target, PacksRows))  # type: ignore[type-abstract]
 
 

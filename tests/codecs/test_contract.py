@@ -126,7 +126,8 @@ def test_checkpoints_of_other_tools(name, engine):
         if key in parts:
             parts[key] = np.random.default_rng(2).integers(0, shape[1] // codec.group, shape[1], np.int32)
     if name.startswith("torchao.int4"):
-        parts["_weight_qdata"] >>= 4
+        for key in ("_weight_qdata", "_weight_zero_point"):
+            parts[key] >>= 4
     if name.startswith("fp8"):
         parts["weight"] = gaussians(*shape).astype(parts["weight"].dtype)
     check_codec(codec, parts=parts, shape=shape)

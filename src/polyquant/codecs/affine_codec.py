@@ -112,6 +112,7 @@ class AffineCodec(ABC):
 
         Raises CodecError if a part does not fit.
         """
+        self.specs(shape)
         return self.unpack_rows(parts, shape, slice(0, shape[0]))
 
     def unpack_rows(self, parts: Parts, shape: Shape, rows: slice) -> Affine:
@@ -180,7 +181,8 @@ class AffineCodec(ABC):
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K], or only `rows` of it; the parts are always complete, unless `row_sliced`."""
-        chosen = slice(*(slice(None) if rows is None else rows).indices(shape[0]))
+        self.specs(shape)
+        chosen = slice(*(slice(None) if rows is None else rows).indices(max(0, shape[0])))
         codes = self.unpack_rows(parts, shape, chosen)
         return decoded_rows(codes, None, output(out, shape if rows is None else codes.codes.shape))
 

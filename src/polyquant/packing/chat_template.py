@@ -1,7 +1,7 @@
 """The Go template that Ollama needs for a model's chat template, if there is one that renders every message the same.
 
-Most chat templates write a text before and a text after each message, chosen by its role, and a text that starts the
-answer. These texts are found by rendering probes, and become a Go template of Ollama's values (.Messages, .System; see
+Most chat templates write a string before and a string after each message, chosen by its role, and a string that starts the
+answer. These strings are found by rendering probes, and become a Go template of Ollama's values (.Messages, .System; see
 ollama/template/template.go). Further probes with empty, spaced and long messages then decide: a template that trims
 contents, changes them, or uses tools or reasoning has no exact counterpart, and none is written.
 """
@@ -78,7 +78,7 @@ def go_template(source: str, render: Render) -> GoTemplate | str:
 
 
 def _derived(render: Render) -> GoTemplate:
-    """Find the texts by rendering marked messages. Raises _UnfitError, and the errors of `render`."""
+    """Find the strings by rendering marked messages. Raises _UnfitError, and the errors of `render`."""
     user, assistant, again, last = (_MARK.format(i) for i in range(4))
     closed = _between(
         render([("user", user), ("assistant", assistant), ("user", again), ("assistant", last)], False),
@@ -114,7 +114,7 @@ def _without(text: str, *, start: str = "", end: str = "") -> str:
 
 
 def _between(text: str, marks: Sequence[str]) -> list[str]:
-    """The texts before, between and after the marks. Raises _UnfitError unless each is there once, in order."""
+    """The strings before, between and after the marks. Raises _UnfitError unless each is there once, in order."""
     out = []
     for mark in marks:
         before, found, text = text.partition(mark)

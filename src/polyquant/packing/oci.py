@@ -52,7 +52,7 @@ _TITLE = "org.opencontainers.image.title"
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """The files of a model by name, and what its config says."""
+    """The files of a model by name, and the facts for its config."""
 
     files: Mapping[str, Path]
     family: str

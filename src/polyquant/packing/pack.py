@@ -20,7 +20,7 @@ __all__ = ["Setting", "pack"]
 
 StrPath = str | os.PathLike[str]
 Setting = str | int | float | bool | Sequence[str]
-"""A parameter's value; several texts for `stop`."""
+"""A parameter's value; several strings for `stop`."""
 _ONLY_OLLAMA = ("host", "modelfile", "parameters", "template", "system", "licenses", "adapter", "projector")
 
 
@@ -47,7 +47,7 @@ def pack(
 
     model: a path or a URL; with `modelfile`, its FROM line by default. A split GGUF model becomes one file in Ollama's
     store and stays split in a layout. name: NAME[:TAG]. host: the registry's host in the path of a manifest, by default
-    the one of the store's models. parameters, template, system, licenses (texts), adapter, projector: take precedence
+    the one of the store's models. parameters, template, system, licenses (strings), adapter, projector: take precedence
     over those of the Modelfile. link: share the bytes of the source if its file system can, else copy them; an edit of
     the source by other programs then changes a hard-linked blob. overwrite: replace the manifest of an existing name;
     blobs are never replaced.

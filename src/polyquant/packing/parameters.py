@@ -42,7 +42,7 @@ def setting(text: str) -> tuple[str, str]:
 def parameters(given: Iterable[tuple[str, str]]) -> tuple[dict[str, Any], list[str]]:
     """Parse (name, text) pairs: values sorted by name, and notes about parameters that Ollama ignores.
 
-    Raises UnknownNameError, PlanError for a value of another type.
+    Raises UnknownNameError, PlanError for a value of the wrong type.
     """
     out: dict[str, Any] = {}
     notes = []

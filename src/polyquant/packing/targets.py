@@ -1,4 +1,4 @@
-"""Checks of a store that a model is packed into: nothing of other programs is replaced."""
+"""Checks of a store that a model is packed into: files of other programs are not replaced."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def blob_file(path: Path, blob: Descriptor) -> Path:
         raise InputError("a blob must be a regular file", file=path, found=kind)
     if status.st_size != blob.size:
         raise InputError(
-            "a blob has another size than its manifest says", file=path, expected=f"{blob.size} bytes",
+            "a blob has another size than in its manifest", file=path, expected=f"{blob.size} bytes",
             found=status.st_size, hint="the store is damaged: pull or pack the model again",
         )  # fmt: skip
     return path
@@ -150,6 +150,6 @@ def file_digest(source: Source) -> str:
 
 
 def in_store(path: Path) -> bool:
-    """Return True for a path in a folder of blobs: its content must not change, and nothing else belongs there."""
+    """Return True for a path in a folder of blobs: its content must not change, and it takes no other files."""
     folders = path.parent.parts[-2:]
     return _BLOB.fullmatch(path.name) is not None and (folders[-1:] == ("blobs",) or folders == ("blobs", "sha256"))

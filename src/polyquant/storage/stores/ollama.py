@@ -160,7 +160,7 @@ def weights(model: StoredModel) -> Path:
             "the model is stored as one blob per tensor, which only Ollama's own runner reads", file=model.path
         )
     if not found:
-        raise InputError("the model has no weights of its own", file=model.path, hint="is it a model in a cloud?")
+        raise InputError("the model has no weights", file=model.path, hint="is it a model in a cloud?")
     raise UnsupportedError("the model has several layers of weights", file=model.path, found=len(found))
 
 

@@ -2,8 +2,8 @@
 
 Most chat templates write a string before and after each message, chosen by its role, and a string that starts
 the answer. These strings are found by rendering probes, and become a Go template of Ollama's values (.Messages,
-.System; see ollama/template/template.go). Further probes with empty, spaced and long messages then decide: a template that trims
-contents, changes them, or uses tools or reasoning has no exact counterpart, and none is written.
+.System; see ollama/template/template.go). Further probes with empty, spaced and long messages then decide: a template
+that trims contents, changes them, or uses tools or reasoning has no exact counterpart, and none is written.
 """
 
 from __future__ import annotations

@@ -123,6 +123,16 @@ def change(model: Path, folder: Path) -> None:
     print(edited, repaired, sep="\n")
 
 
+def pack(model: Path, folder: Path) -> None:
+    """Pack a model into both kinds of store, and open it there."""
+    small = folder / "small.gguf"
+    packed: pq.Packed = pq.pack(small, ollama=folder / "store", name="demo:q4", host="registry.example")
+    again: pq.Packed = pq.pack(model, oci=folder / "layout", name="demo", on_progress=show)
+    models: list[pq.Stored] = pq.stored(ollama=folder / "store")
+    assert len(pq.open(packed.path)) == len(pq.open(small)) and pq.open(again.reference)
+    print(packed, again, *(stored.name for stored in models), sep="\n")
+
+
 def save(folder: Path) -> None:
     """Write arrays to files."""
     rng = np.random.default_rng(0)
@@ -168,6 +178,7 @@ def main(folder: Path) -> None:
     choose(outcome.path, folder)
     picture(outcome.path, folder)
     change(outcome.path, folder)
+    pack(outcome.path, folder)
     save(folder)
     lists()
     errors(folder)

@@ -66,6 +66,10 @@ if TYPE_CHECKING:
     from polyquant.formats.msmodelslim.repair import repair as repair
     from polyquant.formats.steps import Progress as Progress
     from polyquant.opening import look as open
+    from polyquant.packing.listing import Stored as Stored
+    from polyquant.packing.listing import stored as stored
+    from polyquant.packing.pack import pack as pack
+    from polyquant.packing.request import Packed as Packed
     from polyquant.recipes.recipe import Rule as Rule
     from polyquant.registry import codec as codec
     from polyquant.runtime.generate import Generation as Generation
@@ -110,6 +114,9 @@ _MODULES = {
     "formats.gguf.imatrix": "Importance importance",
     "formats.msmodelslim.repair": "Repaired repair",
     "formats.steps": "Progress",
+    "packing.listing": "Stored stored",
+    "packing.pack": "pack",
+    "packing.request": "Packed",
     "recipes.recipe": "Rule",
     "registry": "codec",
     "runtime.generate": "Generation Token",
@@ -131,12 +138,12 @@ _CALLABLE = ("codecs", "formats", "recipes")
 __all__ = [
     "Answer", "Certificate", "Check", "Checkpoint", "Checksums", "Codec", "CodecError", "CodecInfo", "Comparison",
     "Edited", "Evaluation", "Figure", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError",
-    "Inspection", "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress",
-    "RecipeInfo", "RemoteError", "Repaired", "Report", "ReportPage", "Row", "Rule", "Severity", "Sweep", "Tabular",
-    "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify", "checksum", "codec",
-    "codecs", "compare", "convert", "demo", "demo_model", "doctor", "edit", "evaluate", "explain", "formats",
-    "importance", "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "report", "save",
-    "sweep", "validate",
+    "Inspection", "Kind", "Meta", "Model", "Outcome", "Packed", "Plan", "PlanError", "PolyquantError", "Progress",
+    "RecipeInfo", "RemoteError", "Repaired", "Report", "ReportPage", "Row", "Rule", "Severity", "Stored", "Sweep",
+    "Tabular", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify", "checksum",
+    "codec", "codecs", "compare", "convert", "demo", "demo_model", "doctor", "edit", "evaluate", "explain",
+    "formats", "importance", "inspect", "load", "merge", "open", "pack", "plan", "quantize", "recipes", "repair",
+    "report", "save", "stored", "sweep", "validate",
 ]  # fmt: skip
 
 

@@ -69,8 +69,9 @@ def contents(folder: Path, *, work: bool) -> Files:
 
 
 def _unfinished(name: str) -> bool:
-    top = name.partition("/")[0]
-    return ".polyquant-" in top and not any(f.startswith(f"{top}/") for f in FOREIGN)
+    before, mark, after = name.partition(".polyquant-")
+    folder = before + mark + after.partition("/")[0]
+    return bool(mark) and not any(f.startswith(f"{folder}/") for f in FOREIGN)
 
 
 class Tester:
@@ -259,7 +260,7 @@ class Tester:
             yield f"not one line: {done.err}"
         if done.code and str(self.top) not in last:
             yield f"no file is named: {last}"
-        left = [p.name for p in self.top.iterdir() if _unfinished(p.name)]
+        left = [p.name for p in self.top.rglob("*.polyquant-*") if _unfinished(p.relative_to(self.top).as_posix())]
         if done.code and not all(name in last for name in left):
             yield f"{left} remains, and the error does not tell: {last}"
 

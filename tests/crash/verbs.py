@@ -6,6 +6,7 @@ Words of a command: {top} is the folder that the job writes to, {in} one with in
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -47,6 +48,33 @@ def _never(seen: Files) -> bool:
 def _without_first(seen: Files) -> bool:
     """A split model is opened by its first file, so without it nothing looks whole."""
     return not any("-00001-of-" in name for name in seen)
+
+
+def _without_manifest(seen: Files) -> bool:
+    """A store may have blobs and folders that no manifest names."""
+    return not any("/manifests/" in name and not name.endswith("/") for name in seen) and _whole_blobs(seen)
+
+
+def _old_manifest(seen: Files) -> bool:
+    """The manifest is the old one, and the store may have the blobs of the new one."""
+    return _whole_blobs(seen) and all(
+        b"num_ctx" not in data and data.count(b"image.params") == 0
+        for name, data in seen.items()
+        if "/manifests/" in name
+    )
+
+
+def _without_tag(seen: Files) -> bool:
+    """A layout may have blobs that its index does not name; the index is complete or not there."""
+    return not any(name.endswith("index.json") for name in seen) and _whole_blobs(seen)
+
+
+def _whole_blobs(seen: Files) -> bool:
+    return all(
+        hashlib.sha256(data).hexdigest() == name[-64:]
+        for name, data in seen.items()
+        if "/blobs/" in name and not name.endswith("/")
+    )
 
 
 def _without_target(seen: Files) -> bool:
@@ -165,6 +193,14 @@ def _copied(name: str) -> Callable[[Path, Path], object]:
     return lambda top, inputs: shutil.copyfile(inputs / name, top / "m.gguf")
 
 
+def _ollama(name: str, *more: str) -> tuple[str, ...]:
+    return ("pack", f"{{in}}/{name}.gguf", "--ollama", "{top}/store", "--name", "m", "--host", "h", *more)
+
+
+def _oci(name: str, *more: str) -> tuple[str, ...]:
+    return ("pack", f"{{in}}/{name}", "--oci", "{top}/layout", "--name", "m", *more)
+
+
 _TRELLIS = ("--codec", "trellis.2.mul1.12", "--threads", "1")
 _W8A8 = ("--codec", "w8a8", "--calibration", "{in}/text.json", "--threads", "1")
 _SPLIT = ("--shard-size", "60000")
@@ -224,6 +260,17 @@ VERBS = {
     "save-folder-two-steps": Verb(
         _save("model", 1, overwrite=True), _save("model", 2), partly=_without_target, system=_no_exchange
     ),
+    "pack": Verb(_ollama("new", "--param", "num_ctx=64"), partly=_without_manifest),
+    "pack-overwrite": Verb(
+        _ollama("new", "--param", "num_ctx=64", "--overwrite"), _ollama("old"), partly=_old_manifest
+    ),
+    "pack-link": Verb(
+        ("pack", "{top}/m.gguf", *_ollama("new")[2:], "--link", "--overwrite"),
+        _copied("new.gguf"),
+        partly=_without_manifest,
+    ),
+    "pack-layout": Verb(_oci("new.gguf"), partly=_without_tag),
+    "pack-layout-overwrite": Verb(_oci("new.gguf", "--overwrite"), _oci("old.gguf"), partly=_whole_blobs),
     "pair": Verb(_pair),
 }
 

@@ -15,6 +15,7 @@ from polyquant.errors import printable
 from polyquant.formats.protocol import ReportsLayerTypes
 from polyquant.opening import detect, open_as
 from polyquant.storage.locations import shown_path
+from polyquant.storage.stores.description import description
 from polyquant.tables import Row, Table, size, tensor_columns
 from polyquant.types import Checkpoint, Weight
 
@@ -40,7 +41,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Inspection:
-    """The result of `inspect`. layers: for formats that report the type of every layer."""
+    """The result of `inspect`. layers: for formats that report the type of every layer. store: of a model in a store,
+    its name, template, parameters, license and further blobs.
+    """
 
     path: str
     format: str
@@ -55,6 +58,7 @@ class Inspection:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     layers: LayerTable | None = None
+    store: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         what = f"{printable(self.architecture, 60)}, " if self.architecture else ""
@@ -91,6 +95,7 @@ class Inspection:
             "bpw": self.bpw,
             "codecs": dict(self.codecs),
             "notes": list(self.notes),
+            **({"store": dict(self.store)} if self.store else {}),
             **(
                 {
                     "layers": [
@@ -148,6 +153,7 @@ def inspect(
         codecs=dict(sorted(codecs.items(), key=lambda item: -item[1])),
         groups=_groups(chosen),
         tensors=chosen,
+        store=description(path),
         metadata=checkpoint.metadata,
         notes=checkpoint.notes,
         layers=layer_table(form.layer_types(checkpoint))

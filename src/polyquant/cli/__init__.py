@@ -34,6 +34,7 @@ COMMANDS = {
     "quantize": "Quantize a model, by a recipe such as q4_k_m.",
     "plan": "Estimate a conversion on several workers or many machines.",
     "merge": "Publish a conversion whose parts ran separately (--part I/N).",
+    "pack": "Pack a model into Ollama's model store or an OCI image layout.",
     "push": "Upload a model with a model card to the Hugging Face hub.",
     "importance": "Measure an importance matrix for quantize --importance.",
     "run": "Continue a prompt, or chat.",

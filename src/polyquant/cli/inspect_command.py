@@ -34,8 +34,8 @@ Examples:
 @source_option("ternary_layout")
 @json_option
 def inspect(path: str, tensors: str | None, metadata: bool, ternary_layout: str | None, style: str) -> None:
-    """Show the contents of PATH (a GGUF file, a Hugging Face, Trellis or msModelSlim folder; a path or a URL). Reads
-    headers only.
+    """Show the contents of PATH (a GGUF file, a Hugging Face, Trellis or msModelSlim folder; a path, a URL, or a model
+    in a store: ollama:NAME, oci:DIR:TAG). Reads headers only.
     """
     inspection = run(path, tensors=tensors, ternary_layout=ternary_layout)
     if style == "json":
@@ -66,6 +66,8 @@ def _summary(inspection: Inspection) -> None:
     for key, text in lines.items():
         if text:
             say(styled(f"{key:8}", bold=True), f" {text}")
+    for key, text in inspection.store.items():
+        say(styled(f"{key:8}", bold=True), f" {printable(text)}")
 
 
 def _metadata(inspection: Inspection) -> None:

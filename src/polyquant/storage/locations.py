@@ -1,4 +1,5 @@
-"""Paths and URLs. Every source is a pathlib path: `located` makes a RemotePath of a URL, a Path of anything else.
+"""Paths, URLs and models in stores. Every source is a pathlib path: `located` makes a RemotePath of a URL, finds the
+files of a model in a store ("ollama:NAME", "oci:DIR:TAG", storage.stores), and makes a Path of anything else.
 
 A RemotePath answers what the readers of formats ask of a path (`is_dir`, `iterdir`, `stat`, `/`), so they need not know
 where a file is; `Source` reads its bytes. polyquant.storage.remote has one module per protocol. The
@@ -21,8 +22,19 @@ from polyquant.errors import UnsupportedError
 from polyquant.storage.deferred import Deferred
 from polyquant.storage.file_state import Entry
 from polyquant.storage.remote.urls import parse
+from polyquant.storage.stored_path import StoredPath
 
-__all__ = ["Backend", "RemotePath", "backend_of", "forget", "is_folder", "is_remote", "located", "shown_path"]
+__all__ = [
+    "Backend",
+    "RemotePath",
+    "backend_of",
+    "forget",
+    "is_folder",
+    "is_reference",
+    "is_remote",
+    "located",
+    "shown_path",
+]
 
 _BACKENDS = {
     "http": Deferred("polyquant.storage.remote.web:Web"),
@@ -34,14 +46,27 @@ _OPEN_FILE = Deferred("polyquant.storage.remote.source:RemoteFile")
 _FORGET_RANGES = Deferred("polyquant.storage.remote.ranges:forget")
 _STALE = Deferred("polyquant.storage.remote.ranges:stale")
 
+_STORES = {
+    "ollama:": Deferred("polyquant.storage.stores.ollama:resolve"),
+    "oci:": Deferred("polyquant.storage.stores.layouts:resolve"),
+}
+_IS_MANIFEST = Deferred("polyquant.storage.stores.ollama:is_manifest")
+
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_REFERENCE = re.compile(r"(?:ollama|oci):(?!//)")
 
 
 def located(path: str | os.PathLike[str]) -> Path:
-    """Return a URL as a RemotePath, anything else as a Path. Raises InputError for an invalid URL."""
-    if isinstance(path, RemotePath):
+    """Return a URL as a RemotePath, the files of a model in a store ("ollama:NAME", "oci:DIR:TAG", the path of a
+    manifest in an Ollama store) as their path, anything else as a Path. Raises InputError for an invalid URL, and if a
+    store does not have the model.
+    """
+    if isinstance(path, RemotePath | StoredPath):
         return path
     text = os.fspath(path)
+    if isinstance(text, str) and _REFERENCE.match(text):
+        found: Path = _STORES[text[: text.index(":") + 1]](text)
+        return found
     if isinstance(text, str) and _URL.match(text):
         if text[:7].lower() == "file://":
             return Path(unquote(urlsplit(text).path))
@@ -50,7 +75,20 @@ def located(path: str | os.PathLike[str]) -> Path:
         if changed or _STALE(remote):
             forget(remote)
         return remote
-    return Path(path)
+    where = Path(path)
+    if where.parts[-5:-4] == ("manifests",) and _IS_MANIFEST(where):
+        weights: Path = _STORES["ollama:"](where)
+        return weights
+    return where
+
+
+def is_reference(path: str | os.PathLike[str]) -> bool:
+    """Return True for a model in a store: "ollama:NAME", "oci:DIR:TAG" or the path of a manifest."""
+    if isinstance(path, StoredPath):
+        return True
+    where = Path(path)
+    named = _REFERENCE.match(os.fspath(path)) is not None
+    return named or (where.parts[-5:-4] == ("manifests",) and bool(_IS_MANIFEST(where)))
 
 
 def is_remote(path: str | os.PathLike[str] | None) -> bool:

@@ -113,6 +113,11 @@ def fetching(spans: Iterable[tuple[Source, int, int]], window: int) -> AbstractC
     return announced
 
 
+def _named(path: str | os.PathLike[str]) -> Path:
+    """The file itself: a path of a manifest in a store, which `located` follows, is that file."""
+    return path if isinstance(path, Path) else located(path)
+
+
 class Source:
     """A regular file, or the file of a URL, opened for reading.
 
@@ -123,13 +128,13 @@ class Source:
 
     def __new__(cls, path: str | os.PathLike[str]) -> Self:
         """Return a RemoteSource for a URL, as Path returns a PosixPath."""
-        if cls is Source and isinstance(located(path), RemotePath):
+        if cls is Source and isinstance(_named(path), RemotePath):
             return _REMOTE_SOURCE()  # type: ignore[no-any-return] # Python then calls its __init__
         return object.__new__(cls)
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open the file. Raises InputError if it is not a readable regular file, or is a Git LFS pointer."""
-        self.path = located(path)
+        self.path = _named(path)
         self._map: U8 | None = None
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -30,6 +30,8 @@ from polyquant.storage.folder import CHECKSUMS
 from polyquant.storage.locations import is_folder, located
 from polyquant.storage.one_file import write_file
 from polyquant.storage.source import Source
+from polyquant.storage.stored_path import StoredPath
+from polyquant.storage.stores.manifests import in_store
 from polyquant.storage.targets import refuse_missing_folder
 from polyquant.tables import Row, Table
 
@@ -210,6 +212,10 @@ def refuse_record(target: Path, *, overwrite: bool) -> None:
 
 def refuse_folder(target: Path) -> bool:
     """Finish or undo a killed run; then True if `target` exists. Raises PlanError if its folder does not."""
+    if isinstance(target, StoredPath) or in_store(target):
+        raise PlanError(
+            "a store of blobs takes no other files", file=target, hint="write the checksums elsewhere with -o FILE"
+        )
     settle_all(target.absolute())
     refuse_missing_folder(target)
     return os.path.lexists(target)

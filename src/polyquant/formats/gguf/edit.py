@@ -28,6 +28,7 @@ from polyquant.formats.gguf.settings import parse_value
 from polyquant.storage.claims import claimed, settle_all
 from polyquant.storage.locations import is_remote, located
 from polyquant.storage.source import FileState, Source, opened_files, refuse_changed
+from polyquant.storage.stores.manifests import in_store
 from polyquant.storage.work_folder import FILES
 from polyquant.types import Kind, Meta
 
@@ -64,7 +65,12 @@ def edit(
     """
     if is_remote(src):
         raise PlanError("a URL cannot be edited", file=located(src), hint="download the file, then edit the copy")
-    path = Path(src).resolve() if dst is None else Path(src)
+    path = located(src).resolve() if dst is None else located(src)
+    if dst is None and in_store(Path(os.fspath(path))):
+        raise PlanError(
+            "is a blob in a store, named by its digest, and cannot be edited in place", file=path,
+            hint="write a copy with --output, then `polyquant pack` it",
+        )  # fmt: skip
     if dst is not None:
         refuse_target(Path(dst), path, overwrite=overwrite)
     with _alone(path) if dst is None else nullcontext():
@@ -191,6 +197,8 @@ def _tensors(header: Header, rename: Mapping[str, str]) -> list[bytes]:
 def _write_in_place(header: Header, raw: bytes) -> str | None:
     """Write the bytes that differ, if nothing moves and they are in one page; else return None."""
     source = header.source
+    if os.fstat(source.fileno()).st_nlink > 1:  # also a blob of a store, which must not change
+        return None
     if len(raw) != header.data or (not header.tensors and len(raw) != source.size):
         return None
     old = np.frombuffer(source.pread(0, len(raw)).tobytes(), np.uint8)

@@ -1,0 +1,1 @@
+"""Stores that name files by digest: Ollama's model store and OCI image layouts. Nothing here knows a model format."""

@@ -36,6 +36,7 @@ struct Packed {
   PackedMatrix matrix;
   const PackedKernel* kernel = nullptr;
   const BlockKernel* dequantizer = nullptr;
+  std::vector<PackedBytes> tables{};  // of grouped codes
 };
 
 // x [T, K] times a group of matrices -> y [T, sum of N], recorded by an active tape. A group has cols, rows and
@@ -99,6 +100,7 @@ void bind_decoder(nanobind::module_& m);
 void bind_exact(nanobind::module_& m);
 void bind_experts(nanobind::module_& m);
 void bind_packed(nanobind::module_& m);
+void bind_tables(nanobind::module_& m);
 void bind_tape(nanobind::module_& m);
 void bind_trellis(nanobind::module_& m);
 

@@ -69,9 +69,7 @@ struct Stacks {
             "the stack cannot be split into experts");
     const size_t n = whole.rows / experts;
     for (size_t e = 0; e < experts; ++e) {
-      PackedMatrix one = whole;
-      one.data += e * n / whole.lanes * whole.line_bytes, one.rows = n;
-      put(e, s, one, p);
+      put(e, s, whole.part(e * n, n), p);
     }
   }
 

@@ -33,7 +33,7 @@ bool has_packed(const std::string& name) { return find_packed(name) || find_bloc
 // lane_step: 0 if lines hold one row; 1 if four adjacent rows share a line, rows / 4 if four quarters of the matrix do.
 Packed make_packed(const std::string& name, PackedBytes bytes, size_t rows, size_t cols, float scale,
                    size_t lane_step) {
-  Packed p{bytes, {}, find_packed(name), find_block_kernel(name)};
+  Packed p{bytes, {}, find_packed(name), find_block_kernel(name), {}};
   if (!p.kernel && !p.dequantizer) throw nb::value_error("unknown packed kernel");
   const size_t block = size_t(p.kernel ? p.kernel->block : p.dequantizer->weights);
   const size_t size = size_t(p.kernel ? p.kernel->bytes : p.dequantizer->bytes),

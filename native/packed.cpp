@@ -40,9 +40,18 @@ bool use_avx2_kernels() {
 #endif
 }
 
+std::span<const PackedKernel> grouped_kernels() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  const PackedSet& set = packed_set();
+  if (&set == &packed_vnni()) return grouped_vnni();
+  if (&set == &packed_avx2()) return grouped_avx2();
+#endif
+  return grouped_plain();
+}
+
 namespace {
 
-thread_local Room panel_room, row_room, input_room, lane_room;
+thread_local Room panel_room, row_room, input_room, lane_room, table_room;
 
 // Puts the tokens side by side.
 SideBySide side_by_side(const Activations& a) {
@@ -140,6 +149,8 @@ void float_rows(const PackedJob& job, size_t first, size_t last, const float* x,
                                    stride);
     return;
   }
+  if (job.kernel && job.kernel->floats && tokens <= kFewTokens)
+    return job.kernel->floats(w, first, last, x, tokens, job.y, stride);
   auto* rows = reinterpret_cast<float*>(row_room.at_least((8 * w.cols + 8) * sizeof(float)));
   // Rows of several lanes are not contiguous: one at a time.
   const size_t together = w.lanes == 1 ? 8 : 1;
@@ -161,6 +172,8 @@ void float_rows(const PackedJob& job, size_t first, size_t last, const float* x,
 
 uint8_t* scratch(size_t bytes) { return panel_room.at_least(bytes); }
 
+float* table_scratch(size_t floats) { return reinterpret_cast<float*>(table_room.at_least(floats * sizeof(float))); }
+
 void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding) {
   if (tokens == 0 || jobs.empty()) return;
   struct Piece {
@@ -173,7 +186,7 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   for (const PackedJob& job : jobs) bytes += job.matrix->rows / job.matrix->lanes * job.matrix->line_bytes;
   for (size_t j = 0; j < jobs.size(); ++j) {
     const PackedMatrix& w = *jobs[j].matrix;
-    integers = integers || (rounding != Rounding::none && jobs[j].kernel);
+    integers = integers || jobs[j].integers(rounding);
     const size_t step = rows_of_a_chunk(w, tokens, share_of_a_chunk(bytes));
     for (size_t first = 0; first < w.rows; first += step) pieces.push_back({j, first, std::min(w.rows, first + step)});
   }
@@ -184,7 +197,7 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   parallel_for(pieces.size(), [&](size_t i) {
     const Piece piece = list[i];
     const PackedJob& job = jobs[piece.job];
-    if (job.kernel && rounding != Rounding::none)
+    if (job.integers(rounding))
       job.kernel->multiply(*job.matrix, piece.first, piece.last, a, job.y, stride);
     else
       float_rows(job, piece.first, piece.last, x, tokens, stride);

@@ -38,6 +38,20 @@ struct Activations {
   SideBySide lanes{};
 };
 
+// Numbers of a table: how they are stored.
+enum class Number : uint8_t { f32, f16, bf16, e8m0, e4m3 };
+
+// Scales stored apart from the codes, row-major [ceil(N / tall), groups], any alignment: one per `group` columns and
+// `tall` rows. w = (code - zero) * scale, or code * scale + bias.
+struct Tables {
+  const uint8_t* scale = nullptr;
+  const uint8_t* zero = nullptr;  // uint8 of the same shape; null: `common` for all
+  const uint8_t* bias = nullptr;  // of the same shape and type as the scales, instead of a zero point
+  size_t groups = 1, group = 0, tall = 1;
+  Number type = Number::f32;
+  float common = 0;
+};
+
 // A matrix of N rows and K columns. If a layout packs `lanes` rows into one line, line p holds rows
 // p * row_step + l * lane_step.
 struct PackedMatrix {
@@ -46,7 +60,17 @@ struct PackedMatrix {
   size_t line_bytes;
   size_t lanes = 1, row_step = 1, lane_step = 0;
   float scale = 1.0f;  // of the whole matrix
+  Tables tables{};     // of grouped codes (grouped_codes.hpp)
+  size_t origin = 0;   // index in the tables of the first row
+  size_t owned = 0;    // bytes from `data` to the end of the codes, of grouped codes
 
+  // Rows [first, first + count), a multiple of the lanes.
+  PackedMatrix part(size_t first, size_t count) const {
+    PackedMatrix some = *this;
+    const size_t skipped = first / lanes * line_bytes;
+    some.data += skipped, some.rows = count, some.origin += first, some.owned -= owned ? skipped : 0;
+    return some;
+  }
   size_t row(size_t v) const { return v / lanes * row_step + v % lanes * lane_step; }  // v counts line by line
 };
 
@@ -55,8 +79,12 @@ struct PackedKernel {
   const char* name;
   int block, bytes;  // weights and bytes per block of a line
   int lanes;
+  // null: float inputs only
   void (*multiply)(const PackedMatrix&, size_t first, size_t last, const Activations&, float* y, size_t stride);
   void (*dequantize)(const PackedMatrix&, size_t v, float* row);  // K floats, without PackedMatrix::scale
+  // At most four tokens of floats x [T, K]; null: rows are dequantized and multiplied
+  void (*floats)(const PackedMatrix&, size_t first, size_t last, const float* x, size_t tokens, float* y,
+                 size_t stride) = nullptr;
 };
 
 // The functions of one instruction set, and type-independent loops.
@@ -72,6 +100,14 @@ struct PackedSet {
   size_t lane_tokens;  // maximum number of tokens for which Activations::lanes is read
 };
 
+// Kernels of matrices with tables, by instruction set: "2.32" is 2 bits with a scale per 32 columns or more.
+std::span<const PackedKernel> grouped_plain();
+#if defined(__x86_64__) && defined(__GNUC__)
+std::span<const PackedKernel> grouped_avx2();
+std::span<const PackedKernel> grouped_vnni();
+#endif
+std::span<const PackedKernel> grouped_kernels();  // of packed_set()
+
 const PackedSet& packed_plain();
 #if defined(__x86_64__) && defined(__GNUC__)
 const PackedSet& packed_avx2();
@@ -83,6 +119,7 @@ bool use_avx2_kernels();             // for tests and benchmarks, until use_plai
 
 // At least `bytes` of thread-local memory, aligned to 64; the next call may move it.
 uint8_t* scratch(size_t bytes);
+float* table_scratch(size_t floats);  // likewise, separate
 
 enum class Rounding { none, block, token, wide };
 
@@ -92,6 +129,8 @@ struct PackedJob {
   const PackedKernel* kernel;      // null: only the float path
   const BlockKernel* dequantizer;  // of block types: exact; null if kernel->dequantize is used
   float* y;
+
+  bool integers(Rounding rounding) const { return rounding != Rounding::none && kernel && kernel->multiply; }
 };
 void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding);
 

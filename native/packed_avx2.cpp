@@ -1,5 +1,5 @@
 #if defined(__x86_64__) && defined(__GNUC__)  // compiled with this instruction set: see CMakeLists.txt
-#include "packed_kernels.hpp"
+#include "packed_table.hpp"
 
 namespace polyquant {
 

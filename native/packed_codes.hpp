@@ -9,6 +9,8 @@
 // are small integers, and m = -zero * d unless zero is 0. Codes and scales are stored 32 bytes at a time: a load that
 // spans
 // several smaller stores would wait until they have reached the cache.
+#pragma once
+
 #if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are only passed between inlined functions
 #endif

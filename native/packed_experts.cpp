@@ -54,6 +54,7 @@ struct Input {
   Activations a;
   size_t cols;
   bool floats, integers;
+  Rounding rounding;
 
   Activations rows(size_t first, size_t count) const {
     const size_t n = a.padded, blocks = a.padded / 32;
@@ -88,12 +89,12 @@ Input gathered(const Input& in, const uint32_t* order, size_t n, size_t per) {
       std::memcpy(sum32 + i * blocks, in.a.sum32 + t * blocks, blocks * sizeof(float));
     }
   });
-  return {x, {q, paired, scale, sum16, sum32, n, padded, in.a.wide}, in.cols, in.floats, in.integers};
+  return {x, {q, paired, scale, sum16, sum32, n, padded, in.a.wide}, in.cols, in.floats, in.integers, in.rounding};
 }
 
 void multiply_rows(const PackedJob& job, size_t first, size_t last, const Input& in, size_t row, size_t count, float* y,
                    size_t stride) {
-  if (job.kernel && in.integers) return job.kernel->multiply(*job.matrix, first, last, in.rows(row, count), y, stride);
+  if (job.integers(in.rounding)) return job.kernel->multiply(*job.matrix, first, last, in.rows(row, count), y, stride);
   PackedJob here = job;
   here.y = y;
   float_rows(here, first, last, in.x + row * in.cols, count, stride);
@@ -106,9 +107,8 @@ void multiply_piece(const Piece& p, const Input& in, float* y, size_t stride) {
   const bool apart = whole.lane_step > 1;  // rows of a line are not contiguous
   const size_t n = p.last - p.first, width = apart ? whole.rows : n;
   auto* out = reinterpret_cast<float*>(room.at_least(p.count * width * sizeof(float)));
-  PackedMatrix part = whole;
+  const PackedMatrix part = apart ? whole : whole.part(p.first, n);
   PackedJob job = *p.job;
-  if (!apart) part.data += p.first / whole.lanes * whole.line_bytes, part.rows = n;
   job.matrix = &part;
   multiply_rows(job, apart ? p.first : 0, apart ? p.last : n, in, p.begin, p.count, out, width);
   for (size_t i = 0; i < p.count; ++i) {
@@ -129,14 +129,14 @@ void multiply_experts(const PackedExperts& w, const float* x, size_t inputs, con
   sort_by_expert(ids, assignments, w.experts, plan);
   const size_t per = assignments / inputs;
 
-  Input in{x, {}, w.cols, rounding == Rounding::none, false};
+  Input in{x, {}, w.cols, rounding == Rounding::none, false, rounding};
   size_t work = 0, most = 0;
   for (const Chosen& c : plan.chosen) {
     most = std::max(most, c.count);
     for (const PackedJob& job : w.jobs.subspan(c.expert * w.matrices, w.matrices)) {
       work += job.matrix->rows / job.matrix->lanes * job.matrix->line_bytes * c.count;
-      in.integers = in.integers || (rounding != Rounding::none && job.kernel);
-      in.floats = in.floats || !job.kernel;
+      in.integers = in.integers || job.integers(rounding);
+      in.floats = in.floats || !job.integers(rounding);
     }
   }
   if (in.integers) in.a = rounded(x, w.cols, inputs, rounding, true);

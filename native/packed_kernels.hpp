@@ -1,6 +1,7 @@
-// The packed kernels for one instruction set: included by packed_plain.cpp, packed_avx2.cpp and packed_vnni.cpp, each
-// compiled
-// with its own flags. Everything is in an unnamed namespace: no two sets share a function.
+// The products of packed weights for one instruction set: included by the packed_* and grouped_* files of each, compiled
+// with its flags. Everything is in an unnamed namespace: no two sets share a function.
+#pragma once
+
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,21 +15,14 @@
 
 #include "packed.hpp"
 #include "packed_codes.hpp"
+#include "table_rows.hpp"
 
 namespace polyquant {
 namespace {
 
-// Codes of unit `u` (256 weights) of a line. A partial unit is completed with zero bytes: the activations are 0 there.
+// Codes whose scales are in tables (grouped_codes.hpp).
 template <class T>
-PQ_INLINE void take_unit(const uint8_t* line, size_t u, size_t cols, int lane, Codes& c) {
-  constexpr size_t size = size_t(256 / T::block * T::bytes);
-  const uint8_t* b = line + u * size;
-  if (cols >= (u + 1) * kUnit) [[likely]]
-    return T::take(b, lane, c);
-  uint8_t padded[size] = {};
-  std::memcpy(padded, b, (cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
-  T::take(padded, lane, c);
-}
+concept Tabled = requires { T::slack; };
 
 // Rows that share a line: a compile-time constant, because a division would take a fair part of the time of a short
 // row.
@@ -48,6 +42,78 @@ PQ_INLINE size_t row_of(const PackedMatrix& w, size_t v) {
   return kLanes<T> == 1 ? v : v / kLanes<T> * w.row_step + v % kLanes<T> * w.lane_step;
 }
 
+// A row, to take its codes from.
+template <class T>
+struct Row {
+  const uint8_t* line;
+  int lane;
+};
+
+// With its scales and offsets, one per sub-block of the padded row, and the end of all codes.
+template <Tabled T>
+struct Row<T> {
+  const uint8_t* line;
+  size_t whole;  // units that may be read in place
+  const float *d, *m;
+};
+
+template <class T>
+constexpr size_t kUnitBytes = size_t(256 / T::block * T::bytes);
+
+// Floats that `row_at` needs per row.
+template <class T>
+PQ_INLINE size_t table_floats(size_t) {
+  return 0;
+}
+template <Tabled T>
+PQ_INLINE size_t table_floats(size_t cols) {
+  return kTableRows * ((cols + kUnit - 1) / kUnit * size_t(256 / T::sub) + kMore);
+}
+
+// `take` reads up to T::slack bytes beyond a unit: not beyond the codes.
+template <Tabled T>
+PQ_INLINE size_t whole_units(const PackedMatrix& w, size_t v) {
+  const size_t full = w.cols / kUnit, left = w.owned - v * w.line_bytes;
+  return full && T::slack && full * kUnitBytes<T> + T::slack > left ? full - 1 : full;
+}
+
+template <class T>
+PQ_INLINE Row<T> row_at(const PackedMatrix& w, size_t v, float*) {
+  return {line_of<T>(w, v), int(v % kLanes<T>)};
+}
+template <Tabled T>
+PQ_INLINE Row<T> row_at(const PackedMatrix& w, size_t v, float* room) {
+  const size_t each = table_floats<T>(w.cols) / kTableRows;
+  fill_tables(w, v, T::sub, T::shift, T::halved, room, each);
+  return {w.data + v * w.line_bytes, whole_units<T>(w, v), room, room + each};
+}
+
+// Codes of unit `u` (256 weights) of a row. A partial unit is completed with zero bytes: the activations are 0 there.
+template <class T>
+PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
+  constexpr size_t size = kUnitBytes<T>;
+  const uint8_t* b = row.line + u * size;
+  if (cols >= (u + 1) * kUnit) [[likely]]
+    return T::take(b, row.lane, c);
+  uint8_t padded[size] = {};
+  std::memcpy(padded, b, (cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
+  T::take(padded, row.lane, c);
+}
+
+template <Tabled T>
+PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
+  constexpr size_t size = kUnitBytes<T>, subs = 256 / T::sub;
+  const uint8_t* b = row.line + u * size;
+  std::memcpy(c.d, row.d + u * subs, subs * sizeof(float));
+  std::memcpy(c.m, row.m + u * subs, subs * sizeof(float));
+  if (u < row.whole) [[likely]]
+    return T::take(b, c);
+  uint8_t padded[size + T::slack] = {};
+  const size_t left = cols - u * kUnit;
+  std::memcpy(padded, b, (left < kUnit ? left : kUnit) / size_t(T::block) * size_t(T::bytes));
+  T::take(padded, c);
+}
+
 // Position of weight j of a unit among its codes: paired types exchange the second and third quarter of each 64.
 template <class T>
 constexpr int place(int j) {
@@ -56,10 +122,10 @@ constexpr int place(int j) {
 
 template <class T>
 void dequantize_row(const PackedMatrix& w, size_t v, float* row) {
-  const int lane = int(v % kLanes<T>);
+  const Row<T> from = row_at<T>(w, v, nullptr);
   for (size_t u = 0; u * kUnit < w.cols; ++u) {
     Codes c;
-    take_unit<T>(line_of<T>(w, v), u, w.cols, lane, c);
+    take_unit(from, u, w.cols, c);
     const int count = w.cols - u * kUnit < kUnit ? int(w.cols - u * kUnit) : 256;
     for (int j = 0; j < count; ++j) {
       const float x = c.d[j / T::sub] * float(c.q[place<T>(j)]);
@@ -143,20 +209,20 @@ PQ_INLINE void fetch_ahead(const uint8_t* p) {
 template <class T, int N, bool wide>
 void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activations& a, size_t token, float* y,
                 size_t stride) {
-  constexpr size_t unit_bytes = size_t(256 / T::block * T::bytes);
+  constexpr size_t unit_bytes = kUnitBytes<T>;
   const size_t cols = w.cols, units = a.padded / kUnit, blocks = a.padded / 32;
+  float* const room = Tabled<T> ? table_scratch(table_floats<T>(cols)) : nullptr;
   const int8_t* const q0 = (T::paired ? a.paired : a.q) + token * a.padded;
   const float *const scale0 = a.scale + token * blocks, *const sum0 = (T::sub == 32 ? a.sum32 : a.sum16) +
                                                                       token * blocks * size_t(32 / T::sub);
   for (size_t v = first; v < last; ++v) {
-    const uint8_t* line = line_of<T>(w, v);
-    const int lane = int(v % kLanes<T>);
+    const Row<T> row = row_at<T>(w, v, room);
     __m256 acc[N][4];
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = _mm256_setzero_ps();
     for (size_t u = 0; u < units; ++u) {
       Codes c;
-      fetch_ahead<unit_bytes>(line + u * unit_bytes);
-      take_unit<T>(line, u, cols, lane, c);
+      fetch_ahead<unit_bytes>(row.line + u * unit_bytes);
+      take_unit(row, u, cols, c);
       PQ_UNROLL
       for (int n = 0; n < N; ++n) {
         const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;
@@ -169,6 +235,39 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
             acc[n][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(c.d[4 * h] * scale[4 * h]), acc[n][h]);
           }
           if (T::offset) acc[n][2] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][2]);
+        } else if constexpr (Tabled<T>) {
+          // Of these types, the halves of a vector belong to two groups: of 32, or of 16 for one product each.
+          constexpr int per = 32 / T::sub;
+          __m256 s[per];
+          const __m256 as = _mm256_loadu_ps(scale);
+          if constexpr (per == 1) {
+            s[0] = _mm256_mul_ps(_mm256_load_ps(c.d), as);
+          } else {
+            const __m256i low = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+            s[0] = _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_permutevar8x32_ps(as, low));
+            s[1] = _mm256_mul_ps(_mm256_load_ps(c.d + 8),
+                                 _mm256_permutevar8x32_ps(as, _mm256_add_epi32(low, _mm256_set1_epi32(4))));
+          }
+          PQ_UNROLL
+          for (int b = 0; b < 8; b += 2) {
+            const __m256i first = bytes32(c.q + 32 * b), second = bytes32(c.q + 32 * b + 32);
+            const __m256i low = bytes32(q + 32 * b), high = bytes32(q + 32 * b + 32);
+            const int k = per == 1 ? b : 2 * b % 8;
+            const __m256i which = _mm256_setr_epi32(k, k, k, k, k + per, k + per, k + per, k + per);
+            const __m256 scales = s[per == 1 ? 0 : b / 4];
+            if constexpr (per == 1) {
+              const __m256 dot = _mm256_cvtepi32_ps(dot64<T>(first, low, second, high));
+              acc[n][b / 2] = _mm256_fmadd_ps(dot, _mm256_permutevar8x32_ps(scales, which), acc[n][b / 2]);
+            } else {
+              const __m256i next = _mm256_add_epi32(which, _mm256_set1_epi32(1));
+              acc[n][b / 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot32<T>(first, low)),
+                                              _mm256_permutevar8x32_ps(scales, which), acc[n][b / 2]);
+              acc[n][b / 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot32<T>(second, high)),
+                                              _mm256_permutevar8x32_ps(scales, next), acc[n][b / 2]);
+            }
+          }
+          for (int i = 0; i < per; ++i)
+            acc[n][i] = _mm256_fmadd_ps(_mm256_load_ps(c.m + 8 * i), _mm256_loadu_ps(sums + 8 * i), acc[n][i]);
         } else if constexpr (T::paired) {
           alignas(32) float s[8];
           _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_loadu_ps(scale)));
@@ -240,6 +339,15 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 
+template <class T>
+PQ_INLINE Scales scales_of(const Row<T>&, size_t, const uint8_t* b) {
+  return T::scales(b);
+}
+template <Tabled T>
+PQ_INLINE Scales scales_of(const Row<T>& row, size_t u, const uint8_t*) {
+  return {F8(_mm256_loadu_ps(row.d + 8 * u)), F8(_mm256_loadu_ps(row.m + 8 * u))};
+}
+
 // Types whose codes unpack to 64 bytes, two groups of 32, in registers.
 template <class T>
 concept TwoGroups = requires(const uint8_t* b) { T::two_groups(b, 0); };
@@ -247,8 +355,9 @@ concept TwoGroups = requires(const uint8_t* b) { T::two_groups(b, 0); };
 // As rows_times, for these types: codes of a unit are four registers, and each product sums 64 weights.
 template <class T, int N>
 void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
-  constexpr size_t unit_bytes = size_t(256 / T::block * T::bytes);
+  constexpr size_t unit_bytes = kUnitBytes<T>;
   const size_t units = a.padded / kUnit, blocks = a.padded / 32;
+  float* const room = Tabled<T> ? table_scratch(table_floats<T>(w.cols)) : nullptr;
   const int8_t* const q0 = T::paired ? a.paired : a.q;
   // Lanes of four sums belong to group 2 i + (0 0 1 1), or (0 1 0 1) where halves of groups are paired.
   const __m512i step = T::paired ? _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1)
@@ -257,13 +366,13 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
   PQ_UNROLL
   for (int i = 0; i < 4; ++i) lanes[i] = _mm512_add_epi32(step, _mm512_set1_epi32(2 * i));
   for (size_t v = first; v < last; ++v) {
-    const uint8_t* line = w.data + v * w.line_bytes;
+    const Row<T> row = row_at<T>(w, v, room);
     __m512 acc[N][2];
     __m256 offset[N];
     PQ_UNROLL
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = _mm512_setzero_ps(), offset[n] = _mm256_setzero_ps();
     for (size_t u = 0; u < units; ++u) {
-      const uint8_t* b = line + u * unit_bytes;
+      const uint8_t* b = row.line + u * unit_bytes;
       fetch_ahead<unit_bytes>(b);
       uint8_t padded[unit_bytes];
       if (w.cols < (u + 1) * kUnit) [[unlikely]] {
@@ -271,7 +380,7 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
         std::memcpy(padded, b, (w.cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
         b = padded;
       }
-      const Scales s = T::scales(b);
+      const Scales s = scales_of(row, u, b);
       __m512i codes[4];
       PQ_UNROLL
       for (int i = 0; i < 4; ++i) codes[i] = T::two_groups(b, 2 * i);
@@ -345,10 +454,13 @@ template <class T>
 void fill_panel(const PackedMatrix& w, size_t first, size_t last, const Panel& p) {
   constexpr size_t subs = 256 / T::sub;
   Codes c[8];
+  Row<T> rows[8];
+  const size_t each = table_floats<T>(w.cols);
+  float* const room = Tabled<T> ? table_scratch(8 * each) : nullptr;
+  for (size_t r = 0; r < last - first; ++r) rows[r] = row_at<T>(w, first + r, room + r * each);
   for (size_t r = last - first; r < 8; ++r) std::memset(&c[r], 0, sizeof c[r]);
   for (size_t u = 0; u * kUnit < w.cols; ++u) {
-    for (size_t r = 0; r < last - first; ++r)
-      take_unit<T>(line_of<T>(w, first + r), u, w.cols, int((first + r) % kLanes<T>), c[r]);
+    for (size_t r = 0; r < last - first; ++r) take_unit(rows[r], u, w.cols, c[r]);
     for (int k = 0; k < 256; k += 32)
       put_eight(p.q + 8 * (256 * u + size_t(k)),
                 [&](int r) { return halves16(c[r].q + place<T>(k), c[r].q + place<T>(k + 16)); });
@@ -481,59 +593,18 @@ void multiply(const PackedMatrix& w, size_t first, size_t last, const Activation
   multiply_as<T, false>(w, first, last, a, y, stride);
 }
 
-// ---------------------------------------------------------------- float32
-
-PQ_INLINE float dot_floats(const float* w, const float* x, size_t cols) {
-  __m256 acc[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-  size_t k = 0;
-  for (; k + 32 <= cols; k += 32)
-    for (int i = 0; i < 4; ++i)
-      acc[i] = _mm256_fmadd_ps(_mm256_loadu_ps(w + k + 8 * i), _mm256_loadu_ps(x + k + 8 * i), acc[i]);
-  float rest = 0;
-  for (; k < cols; ++k) rest += w[k] * x[k];
-  return sum8(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3]))) + rest;
-}
-
-// panel [cols][8 rows]
-template <int N>
-PQ_INLINE void floats_times(const float* panel, size_t rows, size_t cols, const float* x, float* y, size_t stride) {
-  __m256 acc[N];
-  for (int n = 0; n < N; ++n) acc[n] = _mm256_setzero_ps();
-  for (size_t k = 0; k < cols; ++k) {
-    const __m256 w = _mm256_load_ps(panel + 8 * k);
-    for (int n = 0; n < N; ++n) acc[n] = _mm256_fmadd_ps(w, _mm256_broadcast_ss(x + size_t(n) * cols + k), acc[n]);
-  }
-  for (int n = 0; n < N; ++n) {
-    alignas(32) float out[8];
-    _mm256_store_ps(out, acc[n]);
-    for (size_t r = 0; r < rows; ++r) y[size_t(n) * stride + r] = out[r];
-  }
-}
-
-void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
-  if (tokens <= 4) {
-    for (size_t r = 0; r < rows; ++r)
-      for (size_t t = 0; t < tokens; ++t) y[t * stride + r] = dot_floats(w + r * cols, x + t * cols, cols);
-    return;
-  }
-  auto* panel = reinterpret_cast<float*>(scratch(8 * cols * sizeof(float)));
-  for (size_t k = 0; k < cols; ++k)
-    for (size_t r = 0; r < 8; ++r) panel[8 * k + r] = r < rows ? w[r * cols + k] : 0.0f;
-  size_t t = 0;
-  for (; t + 8 <= tokens; t += 8) floats_times<8>(panel, rows, cols, x + t * cols, y + t * stride, stride);
-  for (; t < tokens; ++t) floats_times<1>(panel, rows, cols, x + t * cols, y + t * stride, stride);
-}
-
 #else  // no known vector extension: loops that most compilers vectorize partially
 
 template <class T>
 void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
   const size_t units = a.padded / kUnit;
+  float* const room = Tabled<T> ? table_scratch(table_floats<T>(w.cols)) : nullptr;
   for (size_t v = first; v < last; ++v) {
+    const Row<T> row = row_at<T>(w, v, room);
     for (size_t t = 0; t < a.tokens; ++t) y[t * stride + row_of<T>(w, v)] = 0;
     for (size_t u = 0; u < units; ++u) {
       Codes c;
-      take_unit<T>(line_of<T>(w, v), u, w.cols, int(v % kLanes<T>), c);
+      take_unit(row, u, w.cols, c);
       for (size_t t = 0; t < a.tokens; ++t) {
         const int8_t* q = a.q + t * a.padded + u * kUnit;
         const float* scale = a.scale + t * (a.padded / 32) + 8 * u;
@@ -551,202 +622,7 @@ void multiply(const PackedMatrix& w, size_t first, size_t last, const Activation
   }
 }
 
-void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
-  for (size_t r = 0; r < rows; ++r)
-    for (size_t t = 0; t < tokens; ++t) {
-      float lanes[8] = {};
-      size_t k = 0;
-      for (; k + 8 <= cols; k += 8)
-        for (size_t l = 0; l < 8; ++l) lanes[l] += w[r * cols + k + l] * x[t * cols + k + l];
-      float sum = 0;
-      for (; k < cols; ++k) sum += w[r * cols + k] * x[t * cols + k];
-      for (float l : lanes) sum += l;
-      y[t * stride + r] = sum;
-    }
-}
-
 #endif
-
-// ---------------------------------------------------------------- rounding of activations
-
-PQ_INLINE F8 nearest8(const F8& x) {
-#if defined(__AVX2__)
-  return F8(_mm256_round_ps(__m256(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-#else
-  constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to integer, half to even
-  return (x + magic) - magic;
-#endif
-}
-
-// Pairwise sum of halves, as in the reference.
-PQ_INLINE float tree8(const F8& e) {
-#if defined(__AVX2__)
-  return sum8(__m256(e));
-#else
-  const float four[4] = {e[0] + e[4], e[1] + e[5], e[2] + e[6], e[3] + e[7]};
-  return (four[0] + four[2]) + (four[1] + four[3]);
-#endif
-}
-
-// 32 integers -> codes, their scale, scale * their sums; NaN if the block holds NaN or infinity.
-PQ_INLINE void finish_block(const F8* rounded, float scale, bool finite, int8_t* q, float* out_scale, float* sum16,
-                            float* sum32) {
-  const float s = finite ? scale : std::numeric_limits<float>::quiet_NaN();
-  *out_scale = s;
-  int low = 0, high = 0;
-  if (!finite) {
-    std::memset(q, 0, 32);
-  } else {
-#if defined(__AVX2__)
-    const auto whole = [&](int i) { return _mm256_cvtps_epi32(__m256(rounded[i])); };
-    const __m256i mixed =
-        _mm256_packs_epi16(_mm256_packs_epi32(whole(0), whole(1)), _mm256_packs_epi32(whole(2), whole(3)));
-    const __m256i codes = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), codes);
-    __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
-    sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
-    sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
-    low = _mm256_extract_epi32(sums, 0), high = _mm256_extract_epi32(sums, 4);
-#else
-    for (int j = 0; j < 32; ++j) {
-      q[j] = int8_t(int(rounded[j / 8][j % 8]));
-      (j < 16 ? low : high) += q[j];
-    }
-#endif
-  }
-  sum16[0] = s * float(low), sum16[1] = s * float(high);
-  *sum32 = s * float(low + high);
-}
-
-PQ_INLINE float largest32(const float* x, bool* finite) {
-  F8 v[4];
-  std::memcpy(v, x, sizeof v);
-  const F8 zeros = (v[0] * 0.0f + v[1] * 0.0f) + (v[2] * 0.0f + v[3] * 0.0f);  // NaN if x is NaN or infinite
-  F8 top = {};
-  for (int i = 0; i < 4; ++i) {
-    const F8 a = v[i] < 0.0f ? -v[i] : v[i];
-    top = a > top ? a : top;
-  }
-  float most = 0, sum = 0;
-  for (int l = 0; l < 8; ++l) most = top[l] > most ? top[l] : most, sum += zeros[l];
-  *finite = *finite && sum == 0;
-  return most;
-}
-
-// One scale per `groups` groups of 32.
-template <int groups>
-PQ_INLINE void round_group(const float* x, int8_t* q, float* scale, float* sum16, float* sum32) {
-  bool finite = true;
-  float top = 0, best = 0, least = std::numeric_limits<float>::infinity();
-  for (int g = 0; g < groups; ++g) {
-    const float t = largest32(x + 32 * g, &finite);
-    top = t > top ? t : top;
-  }
-  F8 v[4 * groups];
-  std::memcpy(v, x, sizeof v);
-  if (top > 1e-30f) {
-    const F8 steps = {127, 126, 125, 124, 123, 122, 121, 120}, inverses = steps / top, sizes = top / steps;
-    float error[8];
-    PQ_UNROLL
-    for (int k = 0; k < 8; ++k) {
-      F8 e = {};
-      for (int i = 0; i < 4 * groups; ++i) {
-        const F8 x8 = v[i] * inverses[k], off = nearest8(x8) - x8;
-        e += off * off;
-      }
-      error[k] = tree8(e) * (sizes[k] * sizes[k]);
-    }
-    for (int k = 0; k < 8; ++k) {
-      best = error[k] < least ? float(127 - k) : best;
-      least = error[k] < least ? error[k] : least;
-    }
-  }
-  const float inverse = best != 0 ? best / top : 0.0f;
-  for (int g = 0; g < groups; ++g) {
-    F8 rounded[4];
-    for (int i = 0; i < 4; ++i) rounded[i] = nearest8(v[4 * g + i] * inverse);
-    finish_block(rounded, best != 0 ? top / best : 0.0f, finite, q + 32 * g, scale + g, sum16 + 2 * g, sum32 + g);
-  }
-}
-
-void round_blocks(const float* x, size_t blocks, bool wide, int8_t* q, float* scale, float* sum16, float* sum32) {
-  const size_t step = wide ? 4 : 1;
-  for (size_t b = 0; b < blocks; b += step) {
-    if (wide)
-      round_group<4>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
-    else
-      round_group<1>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
-  }
-}
-
-// count elements, zero-padded to 32 * blocks, with one scale.
-void round_token(const float* x, size_t count, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32) {
-  const auto group = [&](size_t b, float* out) {
-    std::memset(out, 0, 32 * sizeof(float));
-    if (count > 32 * b) std::memcpy(out, x + 32 * b, (count - 32 * b < 32 ? count - 32 * b : 32) * sizeof(float));
-  };
-  bool finite = true;
-  float top = 1e-5f, some[32];
-  for (size_t b = 0; b < blocks; ++b) {
-    group(b, some);
-    const float t = largest32(some, &finite);
-    top = t > top ? t : top;
-  }
-  const float s = top / 127.0f;
-  for (size_t b = 0; b < blocks; ++b) {
-    group(b, some);
-    F8 rounded[4];
-    std::memcpy(rounded, some, sizeof rounded);
-    for (F8& r : rounded) r = nearest8(r / s);
-    finish_block(rounded, s, finite, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
-  }
-}
-
-// ---------------------------------------------------------------- the table
-
-#define PQ_TYPE(name, ...)                                                                         \
-  PackedKernel {                                                                                   \
-    name, __VA_ARGS__::block, __VA_ARGS__::bytes, int(kLanes<__VA_ARGS__>), multiply<__VA_ARGS__>, \
-        dequantize_row<__VA_ARGS__>                                                                \
-  }
-
-constexpr PackedKernel kKernels[] = {
-    PQ_TYPE("q4_0", NibbleCodes<false, false>),
-    PQ_TYPE("q4_1", NibbleCodes<true, false>),
-    PQ_TYPE("q5_0", NibbleCodes<false, true>),
-    PQ_TYPE("q5_1", NibbleCodes<true, true>),
-    PQ_TYPE("q8_0", ByteCodes<2>),
-    PQ_TYPE("q8_1", ByteCodes<4>),
-    PQ_TYPE("q1_0", Q1_0Codes),
-    PQ_TYPE("q2_0", Q2_0Codes),
-    PQ_TYPE("q2_k", Q2_KCodes),
-    PQ_TYPE("q3_k", Q3_KCodes),
-    PQ_TYPE("q4_k", Q4_KCodes),
-    PQ_TYPE("q5_k", Q5_KCodes),
-    PQ_TYPE("q6_k", Q6_KCodes),
-    PQ_TYPE("q8_k", Q8_KCodes),
-    PQ_TYPE("iq1_s", Iq1SCodes),
-    PQ_TYPE("iq1_m", Iq1MCodes),
-    PQ_TYPE("iq2_xxs", Iq2XxsCodes),
-    PQ_TYPE("iq2_xs", Iq2XsCodes),
-    PQ_TYPE("iq2_s", Iq2SCodes),
-    PQ_TYPE("iq3_xxs", Iq3XxsCodes),
-    PQ_TYPE("iq3_s", Iq3SCodes),
-    PQ_TYPE("iq4_nl", Iq4NlCodes),
-    PQ_TYPE("iq4_xs", Iq4XsCodes),
-    PQ_TYPE("mxfp4", Mxfp4Codes),
-    PQ_TYPE("nvfp4", Nvfp4Codes),
-    PQ_TYPE("tq1_0", Tq1Codes),
-    PQ_TYPE("tq2_0", Tq2Codes),
-    PQ_TYPE("i2_s.x86", I2SX86Codes),
-    PQ_TYPE("i2_s.arm", I2SArmCodes),
-    PQ_TYPE("i2_s.x4", QuadCodes<true>),
-    PQ_TYPE("hf_bitnet", QuadCodes<false>),
-    PQ_TYPE("trinity.i2_s", TrinityCodes<0>),
-    PQ_TYPE("trinity.tq2_0", TrinityCodes<2>),
-};
-
-#undef PQ_TYPE
 
 }  // namespace
 }  // namespace polyquant

@@ -74,19 +74,22 @@ PQ_INLINE void lanes_dot(const Codes* c, int start, const int8_t* const* quad,
 template <class T, int V, int R>
 void lanes_times(const PackedMatrix& w, size_t first, const Activations& a, size_t token, float* y, size_t stride) {
   constexpr int sub = T::sub, subs = 256 / sub;
-  constexpr size_t unit_bytes = size_t(256 / T::block * T::bytes);
+  constexpr size_t unit_bytes = kUnitBytes<T>;
   const size_t units = a.padded / kUnit, vector = token / 8;
   const float* const sums = sub == 32 ? a.lanes.sum32 : a.lanes.sum16;
   Codes c[R];
+  Row<T> rows[R];
+  const size_t each = table_floats<T>(w.cols);
+  float* const room = Tabled<T> ? table_scratch(size_t(R) * each) : nullptr;
+  for (int r = 0; r < R; ++r) rows[r] = row_at<T>(w, first + size_t(r), room + size_t(r) * each);
   __m256 acc[V][R];
   for (int v = 0; v < V; ++v)
     for (int r = 0; r < R; ++r) acc[v][r] = _mm256_setzero_ps();
   for (size_t u = 0; u < units; ++u) {
     for (int r = 0; r < R; ++r) {
-      const uint8_t* line = line_of<T>(w, first + size_t(r));
       for (size_t i = 0; i < unit_bytes; i += 64)  // of the next R rows
-        _mm_prefetch(reinterpret_cast<const char*>(line + u * unit_bytes + size_t(R) * w.line_bytes + i), _MM_HINT_T0);
-      take_unit<T>(line, u, w.cols, int((first + size_t(r)) % kLanes<T>), c[r]);
+        _mm_prefetch(reinterpret_cast<const char*>(rows[r].line + u * unit_bytes + size_t(R) * w.line_bytes + i), _MM_HINT_T0);
+      take_unit(rows[r], u, w.cols, c[r]);
       shift_codes<T>(c[r]);
     }
     for (int s = 0; s < subs; ++s) {

@@ -1,4 +1,4 @@
-#include "packed_kernels.hpp"
+#include "packed_table.hpp"
 
 namespace polyquant {
 

@@ -73,6 +73,25 @@ def lanes() -> Any:
     return lib.packed("hf_bitnet", u8(8 * 256 // 4), 8, 256, 1.0, 2)
 
 
+def grouped(
+    kind: str, number: str, size: int, *, group: int = 32, tall: int = 1, zero: Any = None, bias: Any = None
+) -> tuple[Any, ...]:
+    """Arguments of a matrix [8, 64] with tables."""
+    pitch = 8 * {"e2m1": 4, "e4m3": 8}.get(kind, int(kind) if kind.isdecimal() else 8)
+    cells = -(-8 // tall) * -(-64 // group)
+    return (
+        u8(8 * pitch), kind, 8, 64, pitch, u8(cells * size, most=119), number, group, tall, zero or Maybe(None),
+        bias or Maybe(None), 2.0, 1.0,
+    )  # fmt: skip
+
+
+def grouped_handles() -> list[Any]:
+    """Kernels that read ahead, at the end of their arrays."""
+    kinds = ("2", "3", "4", "5", "6", "8")
+    more = [grouped(k, "f16", 2, group=16) for k in kinds] + [grouped("e2m1", "e8m0", 1), grouped("e4m3", "f32", 4)]
+    return [lib.grouped(*plain(a)) for a in [grouped(k, "bf16", 2, zero=Maybe(u8(16))) for k in kinds] + more]
+
+
 def ids(*chosen: int) -> np.ndarray:
     return guarded(np.array(chosen, np.int32))
 
@@ -151,6 +170,9 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "PackedGroup.multiply": [
         lambda: (lib.PackedGroup([packed(), packed(16)]), f32(3, 256), 1, f32(3, 24)),
         lambda: (lib.PackedGroup([packed(7, 32)]), f32(9, 32), 3, f32(9, 7)),
+        lambda: (lib.PackedGroup(grouped_handles()), f32(1, 64), 1, f32(1, 8 * 14)),
+        lambda: (lib.PackedGroup(grouped_handles()), f32(9, 64), 1, f32(9, 8 * 14)),
+        lambda: (lib.PackedGroup(grouped_handles()), f32(5, 64), 0, f32(5, 8 * 14)),
     ],
     "Tape.__enter__": [lambda: (lib.Tape(),)],
     "Tape.__exit__": [lambda: (lib.Tape(), 1, 2, 3)],
@@ -179,6 +201,7 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "affine_grid": [lambda: (f32(6, 64), f32(6, 2), f32(6, 2), 8, False)],
     "affine_quantize": [lambda: ("bf16", u8(6 * 64 * 2, most=63), i8(6, 64), f32(6, 2), f32(6, 2), 8, True, True)],
     "affine_row_sums": [lambda: (i8(6, 64), whole(np.int64, 6))],
+    "awq_rows": [lambda: (whole(np.uint32, 24, 3), whole(np.uint32, 24, 3))],
     "attend": [lambda: cache(np.float32), lambda: cache(np.float16), lambda: cache(np.int8)],
     "clamped_swiglu": [
         lambda: (f32(3, 5), f32(3, 5), f32(3, 5), 1.702, 7.0),
@@ -204,6 +227,12 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "gate": [lambda: (f32(3, 5), Maybe(f32(3, 5)), f32(3, 5), 2)],
     "get_threads": [lambda: ()],
     "gguf_skip_strings": [lambda: (strings(), 0, 3, False, True, Maybe(whole(np.int64, 3)))],
+    "grouped": [
+        lambda: grouped("4", "f16", 2, zero=Maybe(u8(16))),
+        lambda: grouped("8", "f32", 4, bias=Maybe(u8(2 * 2 * 4)), tall=5),
+        lambda: grouped("e2m1", "e4m3", 1, group=16),
+        lambda: grouped("e4m3", "bf16", 2, tall=8),
+    ],
     "hadamard": [lambda: (f32(3, 64), 32)],
     "has_packed": [lambda: ("q4_0",)],
     "instruction_set": [lambda: ()],
@@ -250,6 +279,7 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "unpack_lanes": [lambda: (u8(64), i8(256), *LANES)],
     "unpack_ternary": [lambda: ("tq2_0", u8(2 * 66), i8(512), f32(2))],
     "unpack_tl": [lambda: (u8(64 * 32), i8(64 * 128), *TL1), lambda: (u8(64 * (20 + 8)), i8(64 * 128), *TL2)],
+    "transpose_words": [lambda: (whole(np.uint32, 5, 33), whole(np.uint32, 33, 5))],
     "use_avx2_kernels": [lambda: ()],
     "use_plain_kernels": [lambda: (False,)],
     "xielu": [lambda: (f32(3, 5), f32(3, 5), 0.8, 1.3, 0.5, -1e-6)],

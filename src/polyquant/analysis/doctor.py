@@ -53,7 +53,7 @@ def doctor() -> Checks:
     checks += [Check(name, importlib.metadata.version(name)) for name in ("numpy", "ml_dtypes", "safetensors")]
     if native.lib() is None:
         why = (
-            "disabled by POLYQUANT_NATIVE=0"
+            "disabled by POLYQUANT_NATIVE=0 or POLYQUANT_ISA=numpy"
             if native.available()
             else "not built: install a C++ compiler, then reinstall polyquant"
         )

@@ -1,7 +1,8 @@
 """The only importer of the extension module. Callers get it from here, or fall back to their numpy reference.
 
 `POLYQUANT_NATIVE=0` in the environment, or `with engine("numpy"):`, disables the native kernels: codes and integer
-products are equal, floating-point products up to rounding, but slower.
+products are equal, floating-point products up to rounding, but slower. `POLYQUANT_ISA` forces the instruction set of
+the products of packed weights, for tests and benchmarks: avx512, avx2, plain, or numpy, which is POLYQUANT_NATIVE=0.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from polyquant.errors import InputError
 from polyquant.types import F32, I8, U8
 
 _native: ModuleType | None
@@ -22,7 +24,32 @@ try:
 except ImportError:  # the pure package, reported by `doctor`
     _native = None
 
-_enabled = os.environ.get("POLYQUANT_NATIVE", "1") != "0"
+_ISAS = {"avx512": "AVX-512 VNNI", "avx2": "AVX2", "plain": "plain", "numpy": "numpy"}
+
+
+def _forced(name: str | None) -> str | None:
+    """Select the kernels of an instruction set. Returns its name, None if the best one is to be used.
+
+    Raises InputError for an unknown one, and if this processor or build lacks it.
+    """
+    if not name:
+        return None
+    if name not in _ISAS:
+        raise InputError("POLYQUANT_ISA names no instruction set", expected=", ".join(_ISAS), found=name)
+    if name != "numpy":
+        module = _native
+        if module is not None:
+            module.use_plain_kernels(name == "plain")
+            if name == "avx2":
+                module.use_avx2_kernels()
+        found = "numpy" if module is None else module.packed_set()
+        if found != _ISAS[name]:
+            raise InputError(f"POLYQUANT_ISA={name} is not possible here", expected=_ISAS[name], found=found)
+    return name
+
+
+_isa = _forced(os.environ.get("POLYQUANT_ISA"))
+_enabled = os.environ.get("POLYQUANT_NATIVE", "1") != "0" and _isa != "numpy"
 
 __all__ = [
     "available",
@@ -85,7 +112,9 @@ def empty(*shape: int) -> F32:
 def instruction_set() -> str:
     """Return "numpy", or the instruction set of the native kernels."""
     module = lib()
-    return "numpy" if module is None else str(module.instruction_set())
+    if module is None:
+        return "numpy"
+    return str(module.instruction_set() if _isa is None else module.packed_set())
 
 
 def threads() -> int:

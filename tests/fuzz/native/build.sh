@@ -15,6 +15,8 @@ declare -A sets=(
   [packed_avx2]="-mavx2 -mfma -mf16c" [affine_avx2]="-mavx2 -mfma -mf16c" [trellis_avx2]="-mavx2 -mfma -mf16c"
   [decoder_avx2]="-mavx2 -mfma -mf16c" [trellis_encode_avx2]="-mavx2"
   [packed_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mprefer-vector-width=256"
+  [grouped_avx2]="-mavx2 -mfma -mf16c"
+  [grouped_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mprefer-vector-width=256"
   [affine_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mprefer-vector-width=256"
   [exact_avx2]="-mavx2 -mfma -mf16c" [exact_avx512]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl"
   [decoder_avx512]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl"

@@ -52,6 +52,8 @@ void decoder(Input in);
 void experts(Input in);
 void exact(Input in);   // exact.cpp
 void affine(Input in);  // matrices.cpp
+void grouped(Input in);
+void transposed(Input in);
 void trellis(Input in);
 
 }  // namespace polyquant::fuzz

@@ -1,8 +1,11 @@
 // libFuzzer targets of the matrices that have separate kernels: affine grids and trellises.
 #include <algorithm>
+#include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "affine_matrix.hpp"
+#include "grouped_repack.hpp"
 #include "input.hpp"
 #include "packed.hpp"
 #include "trellis_matrix.hpp"
@@ -31,6 +34,46 @@ void affine(Input in) {
   std::vector<float> y(2 * tokens * rows);
   const AffineJob jobs[] = {{&matrix, y.data()}, {&matrix, y.data() + rows}};
   multiply_affine(jobs, x.data(), tokens, 2 * rows, rounding);
+}
+
+void grouped(Input in) {
+  use_plain_kernels(in.number(2));
+  const auto kernels = grouped_kernels();
+  const PackedKernel& k = kernels[in.number(kernels.size())];
+  const std::string_view name = k.name;
+  const bool floats = !k.multiply, integers = name[0] != 'e';
+  const size_t sub = floats ? 1 : name.ends_with(".16") ? 16 : 32, tall = in.between(1, 5);
+  const bool row = in.number(2);
+  const size_t group = row ? size_t(k.block) * in.between(1, 90) : sub * in.between(1, 9);
+  const size_t cols = row ? group : group * in.between(1, 9) / size_t(k.block) * size_t(k.block);
+  if (cols == 0) return;
+  const size_t rows = in.between(1, 20), pitch = cols / size_t(k.block) * size_t(k.bytes) + in.number(5),
+               groups = (cols + group - 1) / group, cells = (rows + tall - 1) / tall * groups,
+               tokens = in.between(1, 20);
+  const auto type = Number(in.number(integers ? 3 : 5));
+  const size_t size = type == Number::f32 ? 4 : type <= Number::bf16 ? 2 : 1, offset = integers ? in.number(3) : 0;
+  const auto rounding = Rounding(in.number(4));
+  const std::vector<float> x = in.floats(tokens * cols);
+  const std::vector<uint8_t> scale = in.bytes(cells * size), zero = in.bytes(cells), bias = in.bytes(cells * size),
+                             codes = in.bytes(rows * pitch);
+  std::vector<float> y(tokens * rows);
+  PackedMatrix matrix{codes.data(), rows, cols, pitch};
+  matrix.tables = {scale.data(), offset == 1 ? zero.data() : nullptr, offset == 2 ? bias.data() : nullptr,
+                   groups,       std::min(group, cols),              tall,
+                   type,         8};
+  matrix.owned = codes.size();
+  const PackedJob job{&matrix, &k, nullptr, y.data()};
+  multiply_packed({&job, 1}, x.data(), tokens, rows, rounding);
+}
+
+void transposed(Input in) {
+  const size_t k = 8 * in.number(40), columns = in.number(20);
+  const std::vector<uint8_t> raw = in.bytes(4 * k * columns);
+  std::vector<uint32_t> words(k * columns), out(k * columns);
+  if (!raw.empty()) std::memcpy(words.data(), raw.data(), raw.size());
+  if (words.empty()) return;
+  transpose_words(words.data(), k, columns, out.data());
+  awq_rows(words.data(), k, columns, out.data());
 }
 
 void trellis(Input in) {

@@ -1,0 +1,146 @@
+// Codes of rows that are bit streams: code i of a row is bits [b i, b i + b), lowest bits first, as compressed-tensors
+// and MLX store them; scales and offsets are in tables. Included once per instruction set, after packed_kernels.hpp.
+// `slack`: bytes that `take` reads beyond a unit. `shift`: subtracted from codes to fit int8. `halved`: codes are twice
+// the numbers.
+#pragma once
+
+#include "packed_kernels.hpp"
+
+namespace polyquant {
+namespace {
+
+#if defined(__AVX2__)
+
+// 32 bytes of nibbles, 64 columns -> columns 0 ... 15 and 32 ... 47, and the others: as `paired` types are stored.
+struct Nibbles {
+  B32 low, high;
+};
+PQ_INLINE Nibbles in_order(const B32& even, const B32& odd) {
+  return {B32(_mm256_unpacklo_epi8(__m256i(even), __m256i(odd))),
+          B32(_mm256_unpackhi_epi8(__m256i(even), __m256i(odd)))};
+}
+
+// 16 codes of 3, 5 or 6 bits from p, and 16 from q. Each is in two bytes, moved to a 16-bit lane; a multiplication moves
+// it to the top.
+template <int bits>
+PQ_INLINE B32 odd_bits(const uint8_t* p, const uint8_t* q) {
+  alignas(32) static constexpr auto kTables = [] {
+    struct {
+      int8_t even[32], odd[32];
+      uint16_t raise_even[16], raise_odd[16];
+    } t{};
+    for (int i = 0; i < 32; ++i) {
+      const int e = i % 16 / 2 * 2 * bits, o = e + bits;
+      t.even[i] = int8_t(e / 8 + i % 2);
+      t.odd[i] = int8_t(o / 8 + i % 2);
+      t.raise_even[i / 2] = uint16_t(1 << (16 - bits - e % 8));
+      t.raise_odd[i / 2] = uint16_t(1 << (16 - bits - o % 8));
+    }
+    return t;
+  }();
+  const auto table = [](const auto& x) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(&x)); };
+  const __m256i x = __m256i(two16(p, q));
+  const __m256i even = _mm256_mullo_epi16(_mm256_shuffle_epi8(x, table(kTables.even)), table(kTables.raise_even));
+  const __m256i odd = _mm256_mullo_epi16(_mm256_shuffle_epi8(x, table(kTables.odd)), table(kTables.raise_odd));
+  const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(odd, 8 - bits), _mm256_set1_epi16(short(0xff00)));
+  return B32(_mm256_or_si256(_mm256_srli_epi16(even, 16 - bits), upper));
+}
+
+alignas(16) constexpr int8_t kQuarters[16] = {0, 1, 2, 3, 1, 0, 0, 0, 2, 0, 0, 0, 3};  // of codes, and of codes times 4
+
+// 16 codes of 2 bits from byte `first` of 16, and 16 from byte `second`: a table takes the place of different shifts.
+template <int first, int second>
+PQ_INLINE B32 two_bits(const __m256i& bytes) {
+  constexpr int a = first * 0x01010101, b = second * 0x01010101, one = 0x01010101;
+  const __m256i which = _mm256_setr_epi32(a, a + one, a + 2 * one, a + 3 * one, b, b + one, b + 2 * one, b + 3 * one);
+  const __m256i x = _mm256_and_si256(_mm256_shuffle_epi8(bytes, which), _mm256_set1_epi32(int(0xc0300c03u)));
+  return look_up(kQuarters, B32(_mm256_or_si256(x, _mm256_srli_epi16(x, 4))) & 15);
+}
+
+#endif
+
+template <int bits, int per>
+struct GroupedCodes {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr bool is_signed = false;
+#else
+  static constexpr bool is_signed = bits == 8;  // sums of two unsigned products may not fit 16 bits
+#endif
+  static constexpr int block = 8, bytes = bits, sub = per, top = is_signed ? 0 : (1 << bits) - 1;
+  static constexpr size_t slack = bits == 3 || bits == 5 || bits == 6 ? 16 : 0;
+  static constexpr float shift = is_signed ? 128 : 0;
+  static constexpr bool offset = true, wide = false, paired = true, whole = false, halved = false;
+
+  PQ_INLINE static void take(const uint8_t* b, Codes& c) {
+#if defined(__AVX2__)
+    PQ_UNROLL
+    for (int g = 0; g < 8; g += 2, b += 8 * bits) {
+      // Groups of 16: the second and third change places.
+      if constexpr (bits == 4) {
+        const B32 x = load32(b);
+        const Nibbles n = in_order(x & 15, field<4>(x, 15));
+        c.set(g, n.low);
+        c.set(g + 1, n.high);
+      } else if constexpr (bits == 2) {
+        const __m256i x = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
+        c.set(g, two_bits<0, 8>(x));
+        c.set(g + 1, two_bits<4, 12>(x));
+      } else if constexpr (bits == 8) {
+        c.set(g, two16(b, b + 32) ^ uint8_t(shift));
+        c.set(g + 1, two16(b + 16, b + 48) ^ uint8_t(shift));
+      } else {
+        c.set(g, odd_bits<bits>(b, b + 4 * bits));
+        c.set(g + 1, odd_bits<bits>(b + 2 * bits, b + 6 * bits));
+      }
+    }
+#else
+    for (int j = 0; j < 256; ++j) {
+      const int at = j * bits;
+      const unsigned two = 8 % bits ? load<uint16_t>(b + at / 8) : b[at / 8];
+      c.q[(j >> 4 & 1) != (j >> 5 & 1) ? j ^ 48 : j] =
+          int8_t(int(two >> at % 8 & ((1 << bits) - 1)) - int(shift));
+    }
+#endif
+  }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g)
+    requires(bits == 4 && per == 32)
+  {
+    const B32 x = load32(b + 16 * g);
+    const Nibbles n = in_order(x & 15, field<4>(x, 15));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(n.low)), __m256i(n.high), 1);
+  }
+#endif
+};
+
+// E2M1 numbers: byte j of a row is columns 2 j, in its low nibble, and 2 j + 1. Codes are twice the numbers plus 12, the
+// common zero point.
+alignas(16) constexpr int8_t kRaisedE2m1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+template <int per>
+struct GroupedFp4 {
+  static constexpr int block = 8, bytes = 4, sub = per, top = 24;
+  static constexpr size_t slack = 0;
+  static constexpr float shift = 0;
+  static constexpr bool offset = true, wide = false, paired = true, whole = false, halved = true;
+
+  PQ_INLINE static void take(const uint8_t* b, Codes& c) {
+#if defined(__AVX2__)
+    PQ_UNROLL
+    for (int g = 0; g < 8; g += 2) {
+      const B32 x = load32(b + 16 * g);
+      const Nibbles n = in_order(look_up(kRaisedE2m1, x & 15), look_up(kRaisedE2m1, field<4>(x, 15)));
+      c.set(g, n.low);
+      c.set(g + 1, n.high);
+    }
+#else
+    GroupedCodes<4, per>::take(b, c);
+    for (int j = 0; j < 256; ++j) c.q[j] = kRaisedE2m1[c.q[j]];
+#endif
+  }
+};
+
+}  // namespace
+}  // namespace polyquant

@@ -1,0 +1,253 @@
+// The rounding of activations, and the table of packed kernels for one instruction set: included by packed_plain.cpp,
+// packed_avx2.cpp and packed_vnni.cpp.
+#include "packed_kernels.hpp"
+
+namespace polyquant {
+namespace {
+
+// ---------------------------------------------------------------- float32
+
+#if defined(__AVX2__)
+
+PQ_INLINE float dot_floats(const float* w, const float* x, size_t cols) {
+  __m256 acc[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+  size_t k = 0;
+  for (; k + 32 <= cols; k += 32)
+    for (int i = 0; i < 4; ++i)
+      acc[i] = _mm256_fmadd_ps(_mm256_loadu_ps(w + k + 8 * i), _mm256_loadu_ps(x + k + 8 * i), acc[i]);
+  float rest = 0;
+  for (; k < cols; ++k) rest += w[k] * x[k];
+  return sum8(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3]))) + rest;
+}
+
+// panel [cols][8 rows]
+template <int N>
+PQ_INLINE void floats_times(const float* panel, size_t rows, size_t cols, const float* x, float* y, size_t stride) {
+  __m256 acc[N];
+  for (int n = 0; n < N; ++n) acc[n] = _mm256_setzero_ps();
+  for (size_t k = 0; k < cols; ++k) {
+    const __m256 w = _mm256_load_ps(panel + 8 * k);
+    for (int n = 0; n < N; ++n) acc[n] = _mm256_fmadd_ps(w, _mm256_broadcast_ss(x + size_t(n) * cols + k), acc[n]);
+  }
+  for (int n = 0; n < N; ++n) {
+    alignas(32) float out[8];
+    _mm256_store_ps(out, acc[n]);
+    for (size_t r = 0; r < rows; ++r) y[size_t(n) * stride + r] = out[r];
+  }
+}
+
+void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
+  if (tokens <= 4) {
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t t = 0; t < tokens; ++t) y[t * stride + r] = dot_floats(w + r * cols, x + t * cols, cols);
+    return;
+  }
+  auto* panel = reinterpret_cast<float*>(scratch(8 * cols * sizeof(float)));
+  for (size_t k = 0; k < cols; ++k)
+    for (size_t r = 0; r < 8; ++r) panel[8 * k + r] = r < rows ? w[r * cols + k] : 0.0f;
+  size_t t = 0;
+  for (; t + 8 <= tokens; t += 8) floats_times<8>(panel, rows, cols, x + t * cols, y + t * stride, stride);
+  for (; t < tokens; ++t) floats_times<1>(panel, rows, cols, x + t * cols, y + t * stride, stride);
+}
+
+#else
+
+void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t t = 0; t < tokens; ++t) {
+      float lanes[8] = {};
+      size_t k = 0;
+      for (; k + 8 <= cols; k += 8)
+        for (size_t l = 0; l < 8; ++l) lanes[l] += w[r * cols + k + l] * x[t * cols + k + l];
+      float sum = 0;
+      for (; k < cols; ++k) sum += w[r * cols + k] * x[t * cols + k];
+      for (float l : lanes) sum += l;
+      y[t * stride + r] = sum;
+    }
+}
+
+#endif
+
+// ---------------------------------------------------------------- rounding of activations
+
+PQ_INLINE F8 nearest8(const F8& x) {
+#if defined(__AVX2__)
+  return F8(_mm256_round_ps(__m256(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+  constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to integer, half to even
+  return (x + magic) - magic;
+#endif
+}
+
+// Pairwise sum of halves, as in the reference.
+PQ_INLINE float tree8(const F8& e) {
+#if defined(__AVX2__)
+  return sum8(__m256(e));
+#else
+  const float four[4] = {e[0] + e[4], e[1] + e[5], e[2] + e[6], e[3] + e[7]};
+  return (four[0] + four[2]) + (four[1] + four[3]);
+#endif
+}
+
+// 32 integers -> codes, their scale, scale * their sums; NaN if the block holds NaN or infinity.
+PQ_INLINE void finish_block(const F8* rounded, float scale, bool finite, int8_t* q, float* out_scale, float* sum16,
+                            float* sum32) {
+  const float s = finite ? scale : std::numeric_limits<float>::quiet_NaN();
+  *out_scale = s;
+  int low = 0, high = 0;
+  if (!finite) {
+    std::memset(q, 0, 32);
+  } else {
+#if defined(__AVX2__)
+    const auto whole = [&](int i) { return _mm256_cvtps_epi32(__m256(rounded[i])); };
+    const __m256i mixed =
+        _mm256_packs_epi16(_mm256_packs_epi32(whole(0), whole(1)), _mm256_packs_epi32(whole(2), whole(3)));
+    const __m256i codes = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), codes);
+    __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
+    sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
+    sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
+    low = _mm256_extract_epi32(sums, 0), high = _mm256_extract_epi32(sums, 4);
+#else
+    for (int j = 0; j < 32; ++j) {
+      q[j] = int8_t(int(rounded[j / 8][j % 8]));
+      (j < 16 ? low : high) += q[j];
+    }
+#endif
+  }
+  sum16[0] = s * float(low), sum16[1] = s * float(high);
+  *sum32 = s * float(low + high);
+}
+
+PQ_INLINE float largest32(const float* x, bool* finite) {
+  F8 v[4];
+  std::memcpy(v, x, sizeof v);
+  const F8 zeros = (v[0] * 0.0f + v[1] * 0.0f) + (v[2] * 0.0f + v[3] * 0.0f);  // NaN if x is NaN or infinite
+  F8 top = {};
+  for (int i = 0; i < 4; ++i) {
+    const F8 a = v[i] < 0.0f ? -v[i] : v[i];
+    top = a > top ? a : top;
+  }
+  float most = 0, sum = 0;
+  for (int l = 0; l < 8; ++l) most = top[l] > most ? top[l] : most, sum += zeros[l];
+  *finite = *finite && sum == 0;
+  return most;
+}
+
+// One scale per `groups` groups of 32.
+template <int groups>
+PQ_INLINE void round_group(const float* x, int8_t* q, float* scale, float* sum16, float* sum32) {
+  bool finite = true;
+  float top = 0, best = 0, least = std::numeric_limits<float>::infinity();
+  for (int g = 0; g < groups; ++g) {
+    const float t = largest32(x + 32 * g, &finite);
+    top = t > top ? t : top;
+  }
+  F8 v[4 * groups];
+  std::memcpy(v, x, sizeof v);
+  if (top > 1e-30f) {
+    const F8 steps = {127, 126, 125, 124, 123, 122, 121, 120}, inverses = steps / top, sizes = top / steps;
+    float error[8];
+    PQ_UNROLL
+    for (int k = 0; k < 8; ++k) {
+      F8 e = {};
+      for (int i = 0; i < 4 * groups; ++i) {
+        const F8 x8 = v[i] * inverses[k], off = nearest8(x8) - x8;
+        e += off * off;
+      }
+      error[k] = tree8(e) * (sizes[k] * sizes[k]);
+    }
+    for (int k = 0; k < 8; ++k) {
+      best = error[k] < least ? float(127 - k) : best;
+      least = error[k] < least ? error[k] : least;
+    }
+  }
+  const float inverse = best != 0 ? best / top : 0.0f;
+  for (int g = 0; g < groups; ++g) {
+    F8 rounded[4];
+    for (int i = 0; i < 4; ++i) rounded[i] = nearest8(v[4 * g + i] * inverse);
+    finish_block(rounded, best != 0 ? top / best : 0.0f, finite, q + 32 * g, scale + g, sum16 + 2 * g, sum32 + g);
+  }
+}
+
+void round_blocks(const float* x, size_t blocks, bool wide, int8_t* q, float* scale, float* sum16, float* sum32) {
+  const size_t step = wide ? 4 : 1;
+  for (size_t b = 0; b < blocks; b += step) {
+    if (wide)
+      round_group<4>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+    else
+      round_group<1>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+  }
+}
+
+// count elements, zero-padded to 32 * blocks, with one scale.
+void round_token(const float* x, size_t count, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32) {
+  const auto group = [&](size_t b, float* out) {
+    std::memset(out, 0, 32 * sizeof(float));
+    if (count > 32 * b) std::memcpy(out, x + 32 * b, (count - 32 * b < 32 ? count - 32 * b : 32) * sizeof(float));
+  };
+  bool finite = true;
+  float top = 1e-5f, some[32];
+  for (size_t b = 0; b < blocks; ++b) {
+    group(b, some);
+    const float t = largest32(some, &finite);
+    top = t > top ? t : top;
+  }
+  const float s = top / 127.0f;
+  for (size_t b = 0; b < blocks; ++b) {
+    group(b, some);
+    F8 rounded[4];
+    std::memcpy(rounded, some, sizeof rounded);
+    for (F8& r : rounded) r = nearest8(r / s);
+    finish_block(rounded, s, finite, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+  }
+}
+
+// ---------------------------------------------------------------- the table
+
+#define PQ_TYPE(name, ...)                                                                         \
+  PackedKernel {                                                                                   \
+    name, __VA_ARGS__::block, __VA_ARGS__::bytes, int(kLanes<__VA_ARGS__>), multiply<__VA_ARGS__>, \
+        dequantize_row<__VA_ARGS__>                                                                \
+  }
+
+constexpr PackedKernel kKernels[] = {
+    PQ_TYPE("q4_0", NibbleCodes<false, false>),
+    PQ_TYPE("q4_1", NibbleCodes<true, false>),
+    PQ_TYPE("q5_0", NibbleCodes<false, true>),
+    PQ_TYPE("q5_1", NibbleCodes<true, true>),
+    PQ_TYPE("q8_0", ByteCodes<2>),
+    PQ_TYPE("q8_1", ByteCodes<4>),
+    PQ_TYPE("q1_0", Q1_0Codes),
+    PQ_TYPE("q2_0", Q2_0Codes),
+    PQ_TYPE("q2_k", Q2_KCodes),
+    PQ_TYPE("q3_k", Q3_KCodes),
+    PQ_TYPE("q4_k", Q4_KCodes),
+    PQ_TYPE("q5_k", Q5_KCodes),
+    PQ_TYPE("q6_k", Q6_KCodes),
+    PQ_TYPE("q8_k", Q8_KCodes),
+    PQ_TYPE("iq1_s", Iq1SCodes),
+    PQ_TYPE("iq1_m", Iq1MCodes),
+    PQ_TYPE("iq2_xxs", Iq2XxsCodes),
+    PQ_TYPE("iq2_xs", Iq2XsCodes),
+    PQ_TYPE("iq2_s", Iq2SCodes),
+    PQ_TYPE("iq3_xxs", Iq3XxsCodes),
+    PQ_TYPE("iq3_s", Iq3SCodes),
+    PQ_TYPE("iq4_nl", Iq4NlCodes),
+    PQ_TYPE("iq4_xs", Iq4XsCodes),
+    PQ_TYPE("mxfp4", Mxfp4Codes),
+    PQ_TYPE("nvfp4", Nvfp4Codes),
+    PQ_TYPE("tq1_0", Tq1Codes),
+    PQ_TYPE("tq2_0", Tq2Codes),
+    PQ_TYPE("i2_s.x86", I2SX86Codes),
+    PQ_TYPE("i2_s.arm", I2SArmCodes),
+    PQ_TYPE("i2_s.x4", QuadCodes<true>),
+    PQ_TYPE("hf_bitnet", QuadCodes<false>),
+    PQ_TYPE("trinity.i2_s", TrinityCodes<0>),
+    PQ_TYPE("trinity.tq2_0", TrinityCodes<2>),
+};
+
+#undef PQ_TYPE
+
+}  // namespace
+}  // namespace polyquant

@@ -1,0 +1,49 @@
+"""POLYQUANT_ISA forces the kernels of one instruction set, or says in one line that it cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import polyquant as pq
+from polyquant.ops import native
+
+SAY = "from polyquant.ops import native; print(native.instruction_set(), native.available() and native.module().packed_set())"
+
+
+def said(isa: str, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "POLYQUANT_ISA": isa}
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(not native.available(), reason="no native kernels here")
+@pytest.mark.parametrize(("isa", "name"), [("avx512", "AVX-512 VNNI"), ("avx2", "AVX2"), ("plain", "plain")])
+def test_kernels_of_an_instruction_set(isa: str, name: str) -> None:
+    try:
+        assert native._forced(isa) == isa
+    except pq.InputError as problem:
+        assert f"POLYQUANT_ISA={isa} is not possible here" in str(problem)
+        pytest.skip("this processor lacks it")
+    else:
+        assert native.module().packed_set() == name
+    finally:
+        native.module().use_plain_kernels(False)
+
+
+def test_the_environment_decides() -> None:
+    assert said("numpy", "-c", SAY).stdout.startswith("numpy ")
+    if native.available():
+        assert said("plain", "-c", SAY).stdout == "plain plain\n"
+
+
+def test_unknown_names_are_one_line() -> None:
+    assert native._forced(None) is None
+    assert native._forced("") is None
+    done = said("sse9", "-m", "polyquant", "doctor")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "polyquant: POLYQUANT_ISA names no instruction set (expected avx512, avx2, plain, numpy, found sse9)\n"
+    )

@@ -100,7 +100,16 @@ def rows() -> Iterator[Row]:
 
 
 def row(
-    name: str, kind: Kind, group: int, dtype: str, offset: str, peer: str, bar: float | None, *, tokens: int, suffix: str
+    name: str,
+    kind: Kind,
+    group: int,
+    dtype: str,
+    offset: str,
+    peer: str,
+    bar: float | None,
+    *,
+    tokens: int,
+    suffix: str,
 ) -> Row:
     """Return the speed of a layout and of our type, in billions of weights per second."""
     seconds = in_turn(

@@ -29,9 +29,11 @@ struct Stored {
   Number type;
   size_t bytes;
 };
-constexpr std::array<Stored, 5> kNumbers{
-    {{"f32", Number::f32, 4}, {"f16", Number::f16, 2}, {"bf16", Number::bf16, 2}, {"e8m0", Number::e8m0, 1},
-     {"e4m3", Number::e4m3, 1}}};
+constexpr std::array<Stored, 5> kNumbers{{{"f32", Number::f32, 4},
+                                          {"f16", Number::f16, 2},
+                                          {"bf16", Number::bf16, 2},
+                                          {"e8m0", Number::e8m0, 1},
+                                          {"e4m3", Number::e4m3, 1}}};
 
 Stored stored_as(const std::string& name) {
   for (const Stored& s : kNumbers)

@@ -20,8 +20,8 @@ PQ_INLINE Nibbles in_order(const B32& even, const B32& odd) {
           B32(_mm256_unpackhi_epi8(__m256i(even), __m256i(odd)))};
 }
 
-// 16 codes of 3, 5 or 6 bits from p, and 16 from q. Each is in two bytes, moved to a 16-bit lane; a multiplication moves
-// it to the top.
+// 16 codes of 3, 5 or 6 bits from p, and 16 from q. Each is in two bytes, moved to a 16-bit lane; a multiplication
+// moves it to the top.
 template <int bits>
 PQ_INLINE B32 odd_bits(const uint8_t* p, const uint8_t* q) {
   alignas(32) static constexpr auto kTables = [] {
@@ -97,8 +97,7 @@ struct GroupedCodes {
     for (int j = 0; j < 256; ++j) {
       const int at = j * bits;
       const unsigned two = 8 % bits ? load<uint16_t>(b + at / 8) : b[at / 8];
-      c.q[(j >> 4 & 1) != (j >> 5 & 1) ? j ^ 48 : j] =
-          int8_t(int(two >> at % 8 & ((1 << bits) - 1)) - int(shift));
+      c.q[(j >> 4 & 1) != (j >> 5 & 1) ? j ^ 48 : j] = int8_t(int(two >> at % 8 & ((1 << bits) - 1)) - int(shift));
     }
 #endif
   }
@@ -115,8 +114,8 @@ struct GroupedCodes {
 #endif
 };
 
-// E2M1 numbers: byte j of a row is columns 2 j, in its low nibble, and 2 j + 1. Codes are twice the numbers plus 12, the
-// common zero point.
+// E2M1 numbers: byte j of a row is columns 2 j, in its low nibble, and 2 j + 1. Codes are twice the numbers plus 12,
+// the common zero point.
 alignas(16) constexpr int8_t kRaisedE2m1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 template <int per>

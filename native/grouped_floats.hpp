@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -47,22 +48,41 @@ struct Arranged {
   float after;  // factor of the sums
 };
 
+PQ_INLINE float largest_of(const float* x, size_t n) {
+  uint32_t top = 0;  // of the bits without signs, which order like the numbers
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
+    top = bits > top ? bits : top;
+  }
+  return std::bit_cast<float>(top);
+}
+
+// Columns 0, 4, 8 ... of 32, then 1, 5, 9 ..., and so on, times a factor.
+PQ_INLINE void every_fourth(const float* x, __m256 factor, float* out) {
+  const auto two = [=](int i) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x + 4 * i)), _mm_loadu_ps(x + 4 * i + 16), 1);
+  };
+  const __m256 a = _mm256_unpacklo_ps(two(0), two(1)), b = _mm256_unpackhi_ps(two(0), two(1)),
+               c = _mm256_unpacklo_ps(two(2), two(3)), d = _mm256_unpackhi_ps(two(2), two(3));
+  _mm256_storeu_ps(out, _mm256_mul_ps(_mm256_shuffle_ps(a, c, 0x44), factor));
+  _mm256_storeu_ps(out + 8, _mm256_mul_ps(_mm256_shuffle_ps(a, c, 0xee), factor));
+  _mm256_storeu_ps(out + 16, _mm256_mul_ps(_mm256_shuffle_ps(b, d, 0x44), factor));
+  _mm256_storeu_ps(out + 24, _mm256_mul_ps(_mm256_shuffle_ps(b, d, 0xee), factor));
+}
+
 template <bool e5m2>
 Arranged arranged(const float* x, size_t tokens, size_t cols) {
   const size_t whole = cols / kStep * kStep;
-  float top = 0;
-  for (size_t i = 0; i < tokens * cols; ++i) top = std::fabs(x[i]) > top ? std::fabs(x[i]) : top;
+  const float top = largest_of(x, tokens * cols);
+  if (!(top <= 0x1p20f)) return {nullptr, 0};
   int exponent = 0;
-  if (top > 0x1p20f) return {nullptr, 0};
   std::frexp(top, &exponent);
   const int raise = exponent < -20 ? 80 : 60 - exponent;
-  const float factor = std::ldexp(1.0f, raise);
+  const __m256 factor = _mm256_set1_ps(std::ldexp(1.0f, raise));
   Arranged out{reinterpret_cast<float*>(scratch((tokens * whole + 1) * sizeof(float))),
                std::ldexp(1.0f, SmallFloats<e5m2>::bias - raise)};
   for (size_t t = 0; t < tokens; ++t)
-    for (size_t k = 0; k < whole; k += kStep)
-      for (size_t j = 0; j < 4; ++j)
-        for (size_t i = 0; i < 8; ++i) out.x[t * whole + k + 8 * j + i] = x[t * cols + k + 4 * i + j] * factor;
+    for (size_t k = 0; k < whole; k += kStep) every_fourth(x + t * cols + k, factor, out.x + t * whole + k);
   return out;
 }
 
@@ -77,7 +97,8 @@ float slow_row(const PackedMatrix& w, const uint8_t* line, const float* scale, c
 }
 
 template <bool e5m2>
-void slow_rows(const PackedMatrix& w, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride) {
+void slow_rows(const PackedMatrix& w, size_t first, size_t last, const float* x, size_t tokens, float* y,
+               size_t stride) {
   const size_t groups = w.tables.groups;
   float* const scale = table_scratch(2 * (groups + 8));
   for (size_t v = first; v < last; ++v) {
@@ -87,7 +108,7 @@ void slow_rows(const PackedMatrix& w, size_t first, size_t last, const float* x,
   }
 }
 
-// Sums of a group's products in C vectors per token, scaled once.
+// Rows times N tokens. Sums of a group's products are in C vectors per token, scaled once.
 template <bool e5m2, int N>
 void floats_rows(const PackedMatrix& w, size_t first, size_t last, const float* x, float* y, size_t stride) {
   constexpr int C = N == 1 ? 4 : N == 2 ? 2 : 1;
@@ -95,54 +116,78 @@ void floats_rows(const PackedMatrix& w, size_t first, size_t last, const float* 
   const size_t whole = w.cols / kStep * kStep;
   const Arranged in = arranged<e5m2>(x, N, w.cols);
   if (!in.x) return slow_rows<e5m2>(w, first, last, x, N, y, stride);
-  float* const scale = table_scratch(2 * (t.groups + 8));
+  float *const scale = table_scratch(2 * (t.groups + 8)), *const factor = scale + t.groups + 8;
   const __m256i least = _mm256_set1_epi8(char(SmallFloats<e5m2>::special));
+  const size_t group = t.groups == 1 ? whole : t.group;
   for (size_t v = first; v < last; ++v) {
     const uint8_t* line = w.data + v * w.line_bytes;
-    group_scales(w, v, false, scale, scale + t.groups + 8);
+    group_scales(w, v, false, scale, factor);
+    for (size_t g = 0; g < t.groups; ++g) factor[g] = scale[g] * in.after;
     __m256 total[N];
     __m256i top = _mm256_setzero_si256();
-    float rest[N] = {};
     for (int n = 0; n < N; ++n) total[n] = _mm256_setzero_ps();
-    for (size_t g = 0, k = 0; g < t.groups; ++g) {
-      const size_t end = w.cols - k < t.group ? w.cols : k + t.group;
-      __m256 sum[N][C];
-      PQ_UNROLL
-      for (int i = 0; i < N * C; ++i) sum[i / C][i % C] = _mm256_setzero_ps();
-      const auto step = [&](size_t at) __attribute__((always_inline)) {
-        const __m256i bytes = bytes32(line + at);
-        top = _mm256_max_epu8(top, _mm256_add_epi8(bytes, bytes));
-        const SmallFloats<e5m2> numbers(bytes);
-        PQ_UNROLL
-        for (int i = 0; i < 4 * N; ++i) {
-          const int j = i / N, n = i % N;
-          const __m256 inputs = _mm256_loadu_ps(in.x + size_t(n) * whole + at + size_t(8 * j));
-          sum[n][j % C] = _mm256_fmadd_ps(numbers.four[j], inputs, sum[n][j % C]);
-        }
-      };
-      for (; k + 2 * kStep <= end; k += 2 * kStep) {
+    const auto take = [&](size_t k) __attribute__((always_inline)) {
+      const __m256i bytes = bytes32(line + k);
+      top = _mm256_max_epu8(top, _mm256_add_epi8(bytes, bytes));
+      return SmallFloats<e5m2>(bytes);
+    };
+    const auto inputs = [&](int n, size_t k, int j) __attribute__((always_inline)) {
+      return _mm256_loadu_ps(in.x + size_t(n) * whole + k + size_t(8 * j));
+    };
+    if (group == kStep) {
+      for (size_t k = 0, g = 0; k < whole; k += kStep, ++g) {
         _mm_prefetch(reinterpret_cast<const char*>(line + k + 4096), _MM_HINT_T0);
-        step(k);
-        step(k + kStep);
+        const SmallFloats<e5m2> numbers = take(k);
+        const __m256 scales = _mm256_broadcast_ss(factor + g);
+        PQ_UNROLL
+        for (int n = 0; n < N; ++n) {
+          const __m256 low =
+              _mm256_fmadd_ps(numbers.four[1], inputs(n, k, 1), _mm256_mul_ps(numbers.four[0], inputs(n, k, 0)));
+          const __m256 high =
+              _mm256_fmadd_ps(numbers.four[3], inputs(n, k, 3), _mm256_mul_ps(numbers.four[2], inputs(n, k, 2)));
+          total[n] = _mm256_fmadd_ps(_mm256_add_ps(low, high), scales, total[n]);
+        }
       }
-      if (k + kStep <= end) step(k), k += kStep;
-      const __m256 factor = _mm256_set1_ps(scale[g] * in.after);
-      PQ_UNROLL
-      for (int n = 0; n < N; ++n) {
-        __m256 all = sum[n][0];
-        if constexpr (C == 2) all = _mm256_add_ps(all, sum[n][1]);
-        if constexpr (C == 4)
-          all = _mm256_add_ps(_mm256_add_ps(all, sum[n][1]), _mm256_add_ps(sum[n][2], sum[n][3]));
-        total[n] = _mm256_fmadd_ps(all, factor, total[n]);
+    } else {
+      for (size_t k = 0, g = 0; k < whole; ++g) {
+        const size_t end = whole - k < group ? whole : k + group;
+        __m256 sum[N][C];
+        PQ_UNROLL
+        for (int i = 0; i < N * C; ++i) sum[i / C][i % C] = _mm256_setzero_ps();
+        const auto step = [&](size_t at) __attribute__((always_inline)) {
+          const SmallFloats<e5m2> numbers = take(at);
+          PQ_UNROLL
+          for (int i = 0; i < 4 * N; ++i) {
+            const int j = i / N, n = i % N;
+            sum[n][j % C] = _mm256_fmadd_ps(numbers.four[j], inputs(n, at, j), sum[n][j % C]);
+          }
+        };
+        for (; k + 2 * kStep <= end; k += 2 * kStep) {
+          _mm_prefetch(reinterpret_cast<const char*>(line + k + 4096), _MM_HINT_T0);
+          step(k);
+          step(k + kStep);
+        }
+        if (k < end) step(k), k += kStep;
+        const __m256 scales = _mm256_broadcast_ss(factor + g);
+        PQ_UNROLL
+        for (int n = 0; n < N; ++n) {
+          __m256 all = sum[n][0];
+          if constexpr (C == 2) all = _mm256_add_ps(all, sum[n][1]);
+          if constexpr (C == 4) all = _mm256_add_ps(_mm256_add_ps(all, sum[n][1]), _mm256_add_ps(sum[n][2], sum[n][3]));
+          total[n] = _mm256_fmadd_ps(all, scales, total[n]);
+        }
       }
-      for (; k < end; ++k)
-        for (int n = 0; n < N; ++n) rest[n] += small_float<e5m2>(line[k]) * scale[g] * x[size_t(n) * w.cols + k];
     }
     if (_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(top, least), top))) [[unlikely]] {
       slow_rows<e5m2>(w, v, v + 1, x, N, y, stride);
       continue;
     }
-    for (int n = 0; n < N; ++n) y[size_t(n) * stride + v] = w.scale * (sum8(total[n]) + rest[n]);
+    for (int n = 0; n < N; ++n) {
+      float rest = 0;
+      for (size_t k = whole; k < w.cols; ++k)
+        rest += small_float<e5m2>(line[k]) * scale[k / t.group] * x[size_t(n) * w.cols + k];
+      y[size_t(n) * stride + v] = w.scale * (sum8(total[n]) + rest);
+    }
   }
 }
 

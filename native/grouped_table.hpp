@@ -20,8 +20,8 @@ void dequantize_grouped(const PackedMatrix& w, size_t v, float* out) {
   group_scales(w, v, T::halved, scale, other);
   const TableRow row = table_row(w, v);
   if (t.bias)
-    fill_type({row.bias, nullptr, nullptr}, {nullptr, nullptr, nullptr, t.groups, t.group, t.tall, t.type, 0}, 1, 0, false,
-              other, other + groups);
+    fill_type({row.bias, nullptr, nullptr}, {nullptr, nullptr, nullptr, t.groups, t.group, t.tall, t.type, 0}, 1, 0,
+              false, other, other + groups);
   else
     for (size_t g = 0; g < t.groups; ++g) other[g] = T::shift - (t.zero ? float(row.zero[g]) : t.common);
   const Row<T> from{w.data + v * w.line_bytes, whole_units<T>(w, v), scale - room, scale - room};
@@ -49,18 +49,28 @@ void dequantize_grouped(const PackedMatrix& w, size_t v, float* out) {
 #define PQ_FLOATS(name, e5m2) \
   PackedKernel { name, 1, 1, 1, nullptr, dequantize_floats<e5m2> }
 #endif
-#define PQ_GROUPED(name, ...) \
-  PackedKernel { name, __VA_ARGS__::block, __VA_ARGS__::bytes, 1, multiply<__VA_ARGS__>, dequantize_grouped<__VA_ARGS__> }
+#define PQ_GROUPED(name, ...)                                                                               \
+  PackedKernel {                                                                                            \
+    name, __VA_ARGS__::block, __VA_ARGS__::bytes, 1, multiply<__VA_ARGS__>, dequantize_grouped<__VA_ARGS__> \
+  }
 
 constexpr PackedKernel kGrouped[] = {
-    PQ_GROUPED("2.32", GroupedCodes<2, 32>), PQ_GROUPED("2.16", GroupedCodes<2, 16>),
-    PQ_GROUPED("3.32", GroupedCodes<3, 32>), PQ_GROUPED("3.16", GroupedCodes<3, 16>),
-    PQ_GROUPED("4.32", GroupedCodes<4, 32>), PQ_GROUPED("4.16", GroupedCodes<4, 16>),
-    PQ_GROUPED("5.32", GroupedCodes<5, 32>), PQ_GROUPED("5.16", GroupedCodes<5, 16>),
-    PQ_GROUPED("6.32", GroupedCodes<6, 32>), PQ_GROUPED("6.16", GroupedCodes<6, 16>),
-    PQ_GROUPED("8.32", GroupedCodes<8, 32>), PQ_GROUPED("8.16", GroupedCodes<8, 16>),
-    PQ_GROUPED("e2m1.32", GroupedFp4<32>),   PQ_GROUPED("e2m1.16", GroupedFp4<16>),
-    PQ_FLOATS("e4m3", false),                PQ_FLOATS("e5m2", true),
+    PQ_GROUPED("2.32", GroupedCodes<2, 32>),
+    PQ_GROUPED("2.16", GroupedCodes<2, 16>),
+    PQ_GROUPED("3.32", GroupedCodes<3, 32>),
+    PQ_GROUPED("3.16", GroupedCodes<3, 16>),
+    PQ_GROUPED("4.32", GroupedCodes<4, 32>),
+    PQ_GROUPED("4.16", GroupedCodes<4, 16>),
+    PQ_GROUPED("5.32", GroupedCodes<5, 32>),
+    PQ_GROUPED("5.16", GroupedCodes<5, 16>),
+    PQ_GROUPED("6.32", GroupedCodes<6, 32>),
+    PQ_GROUPED("6.16", GroupedCodes<6, 16>),
+    PQ_GROUPED("8.32", GroupedCodes<8, 32>),
+    PQ_GROUPED("8.16", GroupedCodes<8, 16>),
+    PQ_GROUPED("e2m1.32", GroupedFp4<32>),
+    PQ_GROUPED("e2m1.16", GroupedFp4<16>),
+    PQ_FLOATS("e4m3", false),
+    PQ_FLOATS("e5m2", true),
 };
 
 #undef PQ_FLOATS

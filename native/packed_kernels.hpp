@@ -1,5 +1,5 @@
-// The products of packed weights for one instruction set: included by the packed_* and grouped_* files of each, compiled
-// with its flags. Everything is in an unnamed namespace: no two sets share a function.
+// The products of packed weights for one instruction set: included by the packed_* and grouped_* files of each,
+// compiled with its flags. Everything is in an unnamed namespace: no two sets share a function.
 #pragma once
 
 #include <cmath>

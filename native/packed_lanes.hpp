@@ -88,7 +88,8 @@ void lanes_times(const PackedMatrix& w, size_t first, const Activations& a, size
   for (size_t u = 0; u < units; ++u) {
     for (int r = 0; r < R; ++r) {
       for (size_t i = 0; i < unit_bytes; i += 64)  // of the next R rows
-        _mm_prefetch(reinterpret_cast<const char*>(rows[r].line + u * unit_bytes + size_t(R) * w.line_bytes + i), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(rows[r].line + u * unit_bytes + size_t(R) * w.line_bytes + i),
+                     _MM_HINT_T0);
       take_unit(rows[r], u, w.cols, c[r]);
       shift_codes<T>(c[r]);
     }

@@ -46,9 +46,7 @@ constexpr size_t bytes_of(Number type) {
 // Offsets of a row: from a common zero point, one per group, or biases.
 enum class Offsets { common, zero, bias };
 
-inline Offsets offsets_of(const Tables& t) {
-  return t.bias ? Offsets::bias : t.zero ? Offsets::zero : Offsets::common;
-}
+inline Offsets offsets_of(const Tables& t) { return t.bias ? Offsets::bias : t.zero ? Offsets::zero : Offsets::common; }
 
 // The tables of one row.
 struct TableRow {
@@ -66,9 +64,9 @@ PQ_INLINE float* spread(const F8& x, float* out) {
 #if defined(__AVX2__)
   PQ_UNROLL
   for (int i = 0; i < times; ++i, out += 8) {
-    const __m256i which = _mm256_srli_epi32(_mm256_setr_epi32(8 * i, 8 * i + 1, 8 * i + 2, 8 * i + 3, 8 * i + 4, 8 * i + 5,
-                                                              8 * i + 6, 8 * i + 7),
-                                            times == 4 ? 2 : times - 1);
+    const __m256i which = _mm256_srli_epi32(
+        _mm256_setr_epi32(8 * i, 8 * i + 1, 8 * i + 2, 8 * i + 3, 8 * i + 4, 8 * i + 5, 8 * i + 6, 8 * i + 7),
+        times == 4 ? 2 : times - 1);
     put8(out, times == 1 ? x : F8(_mm256_permutevar8x32_ps(__m256(x), which)));
   }
 #else
@@ -80,7 +78,8 @@ PQ_INLINE float* spread(const F8& x, float* out) {
 
 // Scales and offsets of a row, each `times` times. Writes whole vectors: up to 8 * count numbers beyond the last.
 template <Number type, Offsets offsets, int times>
-void fill_as(const TableRow& row, size_t groups, size_t count, float shift, float common, bool halved, float* d, float* m) {
+void fill_as(const TableRow& row, size_t groups, size_t count, float shift, float common, bool halved, float* d,
+             float* m) {
   constexpr size_t size = bytes_of(type);
   for (size_t g = 0; g < groups; g += 8) {
     const uint8_t* scale = row.scale + g * size;
@@ -140,7 +139,8 @@ void fill_offsets(const TableRow& row, const Tables& t, size_t times, float shif
   }
 }
 
-inline void fill_type(const TableRow& row, const Tables& t, size_t times, float shift, bool halved, float* d, float* m) {
+inline void fill_type(const TableRow& row, const Tables& t, size_t times, float shift, bool halved, float* d,
+                      float* m) {
   switch (t.type) {
     case Number::f32:
       return fill_offsets<Number::f32>(row, t, times, shift, halved, d, m);
@@ -159,15 +159,16 @@ inline void fill_type(const TableRow& row, const Tables& t, size_t times, float 
 inline void group_scales(const PackedMatrix& w, size_t v, bool halved, float* out, float* offsets) {
   const Tables& t = w.tables;
   const TableRow row = table_row(w, v);
-  fill_type({row.scale, nullptr, nullptr}, {nullptr, nullptr, nullptr, t.groups, t.group, t.tall, t.type, 0}, 1, 0, halved,
-            out, offsets);
+  fill_type({row.scale, nullptr, nullptr}, {nullptr, nullptr, nullptr, t.groups, t.group, t.tall, t.type, 0}, 1, 0,
+            halved, out, offsets);
 }
 
 // Rows of floats that `fill_tables` needs, each with this many more than the sub-blocks of the padded row.
 constexpr size_t kTableRows = 4, kMore = 64;
 
 // One scale and one offset per `sub` columns -> room and room + each: w = (stored code - shift) * scale + offset.
-inline void fill_tables(const PackedMatrix& w, size_t v, size_t sub, float shift, bool halved, float* room, size_t each) {
+inline void fill_tables(const PackedMatrix& w, size_t v, size_t sub, float shift, bool halved, float* room,
+                        size_t each) {
   const Tables& t = w.tables;
   const size_t used = (w.cols + sub - 1) / sub, all = each - kMore;
   const size_t times = t.groups == 1 ? (used + 7) / 8 * 8 : t.group / sub;

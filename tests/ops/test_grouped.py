@@ -102,14 +102,25 @@ def test_blocks_of_rows_share_scales(tall: int, kernels: str) -> None:
 
 
 @needs_native
-def test_special_numbers_of_e4m3(kernels: str) -> None:
-    """All 256 bytes: subnormals are exact, and both NaN give NaN."""
+@pytest.mark.parametrize(("kind", "dtype"), [("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)])
+@pytest.mark.parametrize("group", [32, 72])
+def test_special_numbers(kind: Kind, dtype: Any, group: int, kernels: str) -> None:
+    """All 256 bytes: subnormals are exact, infinities and NaN stay; inputs of any size."""
     every = np.arange(256, dtype=np.uint8)[:, None]
-    weight = Grouped(np.repeat(every, 16, 1) * np.eye(1, 16, dtype=np.uint8), "e4m3", (256, 16), np.ones((256, 1), np.float32), 16)  # fmt: skip
-    for tokens in (1, 2, 7):
-        x = np.eye(1, 16, dtype=np.float32).repeat(tokens, 0)
-        (y,) = Group([grouped.handle(weight)], [256])(x, "block")
-        np.testing.assert_array_equal(y, np.tile(every[:, 0].view(ml_dtypes.float8_e4m3fn).astype(np.float32), (tokens, 1)))
+    values = every[:, 0].view(dtype).astype(np.float32)
+    for column in (5, 70):  # the last ones are multiplied number by number
+        codes = np.repeat(every, 72, 1) * np.eye(72, dtype=np.uint8)[column]
+        scale = np.ones((256, -(-72 // group)), np.float32)
+        groups = Group([grouped.handle(Grouped(codes, kind, (256, 72), scale, group))], [256])
+        for tokens, size in ((1, 1.0), (2, 2.0**-90), (3, 2.0**40), (7, 1.0)):
+            x = np.zeros((tokens, 72), np.float32)
+            x[:, column] = size
+            finite = np.isfinite(values)
+            (y,) = groups(x, "block")
+            want = np.tile(values * np.float32(size), (tokens, 1))
+            np.testing.assert_array_equal(y[:, finite], want[:, finite])
+            assert not np.isfinite(y[:, ~finite]).any()
+            np.testing.assert_array_equal(np.isnan(y[:, np.isnan(values)]), True)
 
 
 @needs_native
@@ -209,12 +220,15 @@ def test_reference_values() -> None:
 def test_arrays_that_do_not_fit_are_rejected() -> None:
     good = sample("4", 8, 64, 32, offset="zero")
     make = native.module().grouped
-    codes, scale, zero = (np.ascontiguousarray(a).view(np.uint8).reshape(-1) for a in (good.codes, good.scale, good.zero))
+    codes, scale, zero = (
+        np.ascontiguousarray(a).view(np.uint8).reshape(-1) for a in (good.codes, good.scale, good.zero)
+    )
     for change, message in (
         ({"codes": codes[:-1]}, "fewer bytes"), ({"pitch": 31}, "does not divide"), ({"cols": 68}, "does not divide"),
         ({"scale": scale[:-1]}, "per group"), ({"zero": zero[1:]}, "per group"), ({"bias": scale}, "per group"),
         ({"group": 24}, "multiple of 16"), ({"kind": "7"}, "unknown kind"), ({"kind": "4.32"}, "unknown kind"),
-        ({"number": "f64"}, "scales must be"), ({"kind": "e2m1"}, "only integer codes"), ({"rows": 0}, "does not divide"),
+        ({"number": "f64"}, "scales must be"), ({"kind": "e2m1"}, "only integer codes"),
+        ({"rows": 0}, "does not divide"),
     ):  # fmt: skip
         arguments = {
             "codes": codes, "kind": "4", "rows": 8, "cols": 64, "pitch": 32, "scale": scale, "number": "f16",

@@ -11,7 +11,10 @@ import pytest
 import polyquant as pq
 from polyquant.ops import native
 
-SAY = "from polyquant.ops import native; print(native.instruction_set(), native.available() and native.module().packed_set())"
+SAY = """
+from polyquant.ops import native
+print(native.instruction_set(), native.available() and native.module().packed_set())
+"""
 
 
 def said(isa: str, *command: str) -> subprocess.CompletedProcess[str]:

@@ -21,9 +21,10 @@ from numpy.typing import ArrayLike, NDArray
 from polyquant.codecs.arguments import column_weights, finite, of_form, output, real
 from polyquant.codecs.keeping import Integers, whole_zeros
 from polyquant.errors import CodecError, UnsupportedError
-from polyquant.ops import affine, code_streams, int8
+from polyquant.ops import affine, code_streams, grouped, int8, native
+from polyquant.ops.matmul import round_activations
 from polyquant.registry import Search
-from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Shape
+from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Rounding, Shape
 
 __all__ = [
     "FLOAT_TYPES",
@@ -42,6 +43,7 @@ FLOAT_TYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
 }  # fmt: skip
 """Scale dtype in a codec's name -> numpy dtype."""
+_KINDS: dict[int, grouped.Kind] = {2: "2", 3: "3", 4: "4", 5: "5", 6: "6", 8: "8"}
 _SEARCH = Search("polyquant.quantizers.grouped:quantize")
 _SEARCH_FOR = Search("polyquant.quantizers.grouped:quantize_for")
 
@@ -166,17 +168,52 @@ class AffineCodec(ABC):
         """Quantization of the layer's inputs at run time: none, unless the source tool specifies it."""
         return "floats"
 
+    def stream(self, parts: Parts, shape: Shape) -> U8 | None:
+        """Codes of a weight [N, K] as rows of unsigned bit streams, uint8 [N, pitch]: in place, or repacked.
+
+        None if the kernels of ops/grouped.py do not take them. Raises CodecError if a part does not fit.
+        """
+        return None
+
+    def _streamed(self, shape: Shape) -> bool:
+        """True if the product of this shape reads `stream`."""
+        traits = self.integers
+        kind = _KINDS.get(traits.bits) if type(self).stream is not AffineCodec.stream else None
+        return (
+            kind is not None
+            and self.inputs == "floats"
+            and not traits.ordered
+            and grouped.runs(kind, shape, traits.group or shape[-1])
+        )
+
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
-        """Return a matmul handle (ops/matmul.py) on the codes, one byte each.
+        """Return a matmul handle (ops/matmul.py) on the stored bits, or on the codes, one byte each.
 
         None without a native kernel, and where each column has its own scale. Raises CodecError if a part does not fit.
         """
+        if not native.available():
+            return None
+        if self._streamed(shape) and (stream := self.stream(parts, shape)) is not None:
+            return grouped.handle(self._grouped(stream, *self.tables(parts, shape), shape))
         codes = self.unpack(parts, shape)
         per_column = codes.scale.shape[1] == shape[1] > 1
         return None if per_column or codes.bias is not None else int8.handle(codes, self.inputs)
 
-    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: str) -> F32:
+    def _grouped(self, stream: U8, scale: F32, offset: F32, bias: F32 | None, shape: Shape) -> grouped.Grouped:
+        """Tables as small as the codec stores them: its dtype holds the scales and biases without rounding."""
+        traits = self.integers
+        dtype, half = FLOAT_TYPES[traits.scale], 2 ** (traits.bits - 1)
+        group = shape[1] // scale.shape[1]
+        kind, scales = _KINDS[traits.bits], np.ascontiguousarray(scale.astype(dtype))
+        if bias is not None:
+            return grouped.Grouped(stream, kind, shape, scales, group, bias=np.ascontiguousarray(bias.astype(dtype)))
+        zero = None if not offset.any() else np.ascontiguousarray((offset + np.float32(half)).astype(np.uint8))
+        return grouped.Grouped(stream, kind, shape, scales, group, zero, common=half)
+
+    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: Rounding) -> F32:
         """Reference of `packed`: x [T, K] -> [T, N]; rounding "none" leaves inputs unquantized. Raises CodecError."""
+        if self._streamed(shape) and self.stream(parts, shape) is not None:
+            return np.asarray(round_activations(x, rounding) @ self.dequantize(parts, shape).T, np.float32)
         return int8.multiply(x, self.unpack(parts, shape), "floats" if rounding == "none" else self.inputs)
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:

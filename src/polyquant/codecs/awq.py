@@ -30,6 +30,7 @@ from polyquant.codecs.affine_codec import (
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
 from polyquant.errors import UnknownNameError
+from polyquant.ops import grouped
 from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["AWQ", "NAMES", "awq_named"]
@@ -91,6 +92,11 @@ class AWQ(AffineCodec):
         first, last = rows.start // 8, -(-rows.stop // 8)
         codes = _nibbles(words[:, first:last]).view(np.int8) - np.int8(8)
         return codes[rows.start - 8 * first : rows.stop - 8 * first]
+
+    def stream(self, parts: Parts, shape: Shape) -> U8 | None:
+        """The codes as rows of nibbles, a copy; None if K is not a multiple of 8."""
+        words = exact_part(parts, "qweight", self.specs(shape)["qweight"])
+        return None if shape[1] % 8 else grouped.awq_rows(words)
 
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
         """Write rows of codes as columns. Raises CodecError if the scales cannot be held."""

@@ -38,7 +38,7 @@ from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
 from polyquant.ops import code_streams, int8
-from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape
+from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["NAMES", "CompressedTensors", "compressed_tensors_named"]
 
@@ -143,6 +143,18 @@ class CompressedTensors(AffineCodec):
         part, spec = next(iter(self.specs(shape).items()))
         stored = exact_part(parts, part, spec)[rows]
         return self._signed(stored, shape[1]) if self.words else np.asarray(stored)
+
+    def stream(self, parts: Parts, shape: Shape) -> U8 | None:
+        """The words as they are stored; None for bytes, and for zero points outside the range of codes."""
+        if not self.words:
+            return None
+        specs, half = self.specs(shape), 2 ** (self.bits - 1)
+        if self.zeros == "zp":
+            stored = exact_part(parts, "weight_zero_point", specs["weight_zero_point"])
+            if stored.size and not -half <= int(stored.min()) <= int(stored.max()) < 256 - half:
+                return None
+        words = exact_part(parts, "weight_packed", specs["weight_packed"])
+        return np.ascontiguousarray(words.astype("<i4", copy=False)).view(np.uint8)
 
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
         """Write rows of codes. Raises CodecError if the codes or their scales cannot be held, and for act-order."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from polyquant.codecs.affine_codec import FLOAT_TYPES
 from polyquant.codecs.arguments import exact_part, output
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
+from polyquant.ops import grouped
 from polyquant.types import F32, ArraySpec, Blocks, Parts, Shape
 
 __all__ = ["FP8", "NAMES", "fp8_named"]
@@ -121,6 +122,18 @@ class FP8:
         with np.errstate(all="ignore"):
             np.multiply(weight[start:stop].astype(np.float32), table, out=out.reshape(stop - start, k))
         return out
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """Return a matmul handle (ops/matmul.py) on the stored bytes; None without a native kernel.
+
+        Raises CodecError if a part does not fit.
+        """
+        weight, scale = (exact_part(parts, key, spec) for key, spec in self.specs(shape).items())
+        n, k = shape
+        tall = n if self.tensor else self.block or 1
+        stored = np.ascontiguousarray(weight).view(np.uint8)
+        kind: Literal["e4m3", "e5m2"] = "e4m3" if self.kind == "e4m3" else "e5m2"
+        return grouped.handle(grouped.Grouped(stored, kind, shape, scale, self.block or k, tall=tall))
 
     def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: str) -> F32:
         """x [T, K] -> [T, N] in float32; inputs are not quantized. Raises CodecError if a part does not fit."""

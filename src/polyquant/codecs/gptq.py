@@ -36,8 +36,8 @@ from polyquant.codecs.affine_codec import (
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
 from polyquant.errors import UnknownNameError, UnsupportedError
-from polyquant.ops import code_streams
-from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape
+from polyquant.ops import code_streams, grouped
+from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["BITS", "GPTQ", "NAMES", "gptq_named"]
 
@@ -120,6 +120,10 @@ class GPTQ(AffineCodec):
         """Signed codes of rows [a, b): columns of qweight."""
         words = exact_part(parts, "qweight", self.specs(shape)["qweight"])[:, rows]
         return (unpacked_bits(words.T, self.bits) - np.uint8(2 ** (self.bits - 1))).view(np.int8)
+
+    def stream(self, parts: Parts, shape: Shape) -> U8:
+        """The columns of qweight as rows, a copy."""
+        return grouped.transposed_words(exact_part(parts, "qweight", self.specs(shape)["qweight"]))
 
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
         """Write rows of codes as columns. Raises CodecError if the scales cannot be held, and for act-order."""

@@ -19,7 +19,8 @@ from polyquant.codecs.arguments import of_form, stored_bytes
 from polyquant.codecs.blocks import check_columns
 from polyquant.codecs.ggml_fp4 import MXFP4
 from polyquant.errors import CodecError
-from polyquant.types import F32, ArraySpec, Blocks, Parts, Shape
+from polyquant.ops import grouped
+from polyquant.types import F32, ArraySpec, Blocks, Parts, Shape, as_matrix
 
 __all__ = ["HF_MXFP4", "HFMxfp4"]
 
@@ -78,11 +79,13 @@ class HFMxfp4:
         return MXFP4.dequantize({"blocks": self.unpack(parts, shape).blocks}, shape, rows=rows, out=out)
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
-        """Return a matmul handle (ops/matmul.py) on a copy in ggml's block order.
+        """Return a matmul handle (ops/matmul.py) on the stored bytes; None without a native kernel.
 
         Raises CodecError if a size does not match the shape.
         """
-        return MXFP4.packed({"blocks": self.unpack(parts, shape).blocks}, shape)
+        specs = self.specs(shape).items()
+        blocks, scales = (stored_bytes(self.name, parts, key, spec).reshape(spec.shape) for key, spec in specs)
+        return grouped.handle(grouped.Grouped(blocks, "e2m1", as_matrix(shape), scales, _BLOCK))
 
 
 HF_MXFP4 = HFMxfp4()

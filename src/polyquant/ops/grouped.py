@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.ops import native
+from polyquant.ops import code_streams, native
 from polyquant.ops.matmul import round_activations
 from polyquant.types import F32, U8, Rounding, Shape
 
@@ -118,16 +118,13 @@ def dequantize(weight: Grouped) -> F32:
 
 def _numbers(weight: Grouped) -> F32:
     """Return the codes as float32 [N, K]."""
-    n, k = weight.shape
+    k = weight.shape[1]
     stream = np.ascontiguousarray(weight.codes)
     if weight.kind in FLOAT_KINDS:
         dtype = ml_dtypes.float8_e4m3fn if weight.kind == "e4m3" else ml_dtypes.float8_e5m2
-        return stream[:, :k].view(dtype).astype(np.float32)
-    bits = 4 if weight.kind == "e2m1" else int(weight.kind)
-    cells = np.unpackbits(stream[:, : k * bits // 8], axis=1, bitorder="little").reshape(n, k, bits)
-    codes = np.zeros((n, k), np.uint8)
-    for i in range(bits):
-        codes |= cells[:, :, i] << np.uint8(i)
+        numbers: F32 = stream[:, :k].view(dtype).astype(np.float32)
+        return numbers
+    codes = code_streams.unpack(stream, 4 if weight.kind == "e2m1" else int(weight.kind), k)
     return _TWICE_E2M1[codes] if weight.kind == "e2m1" else codes.astype(np.float32)
 
 

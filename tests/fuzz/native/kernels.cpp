@@ -148,7 +148,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static constexpr std::pair<const char*, void (*)(Input)> targets[] = {
       {"dequantize", dequantize}, {"quantize", quantize}, {"product", product},     {"layout", layout},
       {"affine", affine},         {"trellis", trellis},   {"attention", attention}, {"decoder", decoder},
-      {"experts", experts},       {"exact", exact},     {"grouped", grouped},     {"transposed", transposed}};
+      {"experts", experts},       {"exact", exact},       {"grouped", grouped},     {"transposed", transposed}};
   static const auto chosen = [] {
     const char* name = std::getenv("FUZZ");
     for (const auto& [known, target] : targets)

@@ -58,9 +58,14 @@ void grouped(Input in) {
                              codes = in.bytes(rows * pitch);
   std::vector<float> y(tokens * rows);
   PackedMatrix matrix{codes.data(), rows, cols, pitch};
-  matrix.tables = {scale.data(), offset == 1 ? zero.data() : nullptr, offset == 2 ? bias.data() : nullptr,
-                   groups,       std::min(group, cols),              tall,
-                   type,         8};
+  matrix.tables = {scale.data(),
+                   offset == 1 ? zero.data() : nullptr,
+                   offset == 2 ? bias.data() : nullptr,
+                   groups,
+                   std::min(group, cols),
+                   tall,
+                   type,
+                   8};
   matrix.owned = codes.size();
   const PackedJob job{&matrix, &k, nullptr, y.data()};
   multiply_packed({&job, 1}, x.data(), tokens, rows, rounding);

@@ -236,7 +236,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
           }
           if (T::offset) acc[n][2] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][2]);
         } else if constexpr (Tabled<T>) {
-          // Of these types, the halves of a vector belong to two groups: of 32, or of 16 for one product each.
+          // The halves of a vector belong to two groups: of 32, or of 16 for one product each.
           constexpr int per = 32 / T::sub;
           __m256 s[per];
           const __m256 as = _mm256_loadu_ps(scale);

@@ -8,7 +8,7 @@ A row is `pitch` bytes of codes; the tables have a number per row (or per `tall`
     e4m3, e5m2   a byte per column                                  number * scale * factor
 
 The bits of such rows are used as they lie in files of compressed-tensors, MLX and others, without a second copy.
-Activations are rounded as for other packed weights (ops/matmul.py), except with e4m3 and e5m2, which are no integers.
+Activations are rounded as for other packed weights (ops/matmul.py); with e4m3 and e5m2 they stay floats.
 """
 
 from __future__ import annotations

@@ -45,15 +45,16 @@ models have enough rows. An empty tokenizer was added.
 - **rejects**: the program does not load it. **miscomputes**: it loads, and the weights are wrong.
 - *tried*: the folder was loaded by the program, and its logits compared with those of the library that wrote it.
   **same**: relative difference below 0.03, that of 16-bit arithmetic. **wrong**: above, or scales are ignored.
-  **loads**: there are no logits to compare. **CPU**: it loads, but fails at the first token on a CPU.
+  **loads**: there are no logits to compare. **CPU**: it loads, but fails at the first token on a CPU. Of vLLM, only
+  the classes that judge the settings were run: **settings**: accepted by them; shapes and kernels were not tried.
 
 Tried with """
 _NOT_RUN = """
-vLLM, SGLang, llama.cpp and Ollama were not run on these folders: the servers need a GPU, and llama.cpp and Ollama read
-GGUF files. Their verdicts follow from the source.
+The servers themselves need a GPU, and llama.cpp and Ollama read GGUF files: they were not run on these folders. Their
+verdicts follow from the source.
 """
 _COLUMNS = ("vllm", "sglang", "transformers", "mlx", "llama.cpp", "ollama")
-_SHORT = {"fails on a CPU": "CPU"}
+_SHORT = {"fails on a CPU": "CPU", "settings accepted": "settings", "settings rejected": "rejected"}
 
 
 def outcome(case: str, name: str, folder: Path) -> tuple[str, tuple[str, ...]]:
@@ -109,7 +110,7 @@ def _cells(case: str, verdicts: dict[str, tuple[str, tuple[str, ...]]]) -> list[
         verdict, codes = verdicts[name]
         cells.append(f"{verdict} {', '.join(c.removeprefix('HUB') for c in codes)}".strip())
         if name in hub_headers.tried():
-            result: dict[str, Any] = hub_headers.tried()[name]["cases"][case]
+            result: dict[str, Any] = hub_headers.tried()[name]["cases"].get(case, {"result": ""})
             cells.append(_SHORT.get(result["result"], result["result"]))
     return cells
 

@@ -24,6 +24,7 @@ _GROUPS = {
     "HF": "A Hugging Face folder or one weight file",
     "TRL": "A Trellis folder",
     "ASC": "An msModelSlim folder",
+    "HUB": "A program that reads the model (`validate --target`; [programs](consumers.md))",
     "TEN": "The values of one tensor, in any format",
     "MOD": "The model as a whole",
     "SUM": "Checksums of the model (`checksum`)",

@@ -368,8 +368,8 @@ def test_folders_that_a_target_accepts(name):
 
 def test_targets_need_known_names_and_the_format():
     with pytest.raises(UnknownNameError, match="did you mean vllm-ascend"):
-        polyquant.validate(MSMODELSLIM / W8A16, target="vllm")
-    with pytest.raises(UnsupportedError, match="--target applies to msModelSlim folders only"):
+        polyquant.validate(MSMODELSLIM / W8A16, target="vllm-ascent")
+    with pytest.raises(UnsupportedError, match="--target mindie applies to msModelSlim folders only"):
         polyquant.validate(MSMODELSLIM / "models/qwen2_fp16", target="mindie")
 
 

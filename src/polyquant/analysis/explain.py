@@ -1,8 +1,8 @@
-"""All finding codes and their explanations: validation, checksums, comparisons, certificates and formats."""
+"""All finding codes and their explanations: validation, consumers, checksums, comparisons, certificates, formats."""
 
 from __future__ import annotations
 
-from polyquant.analysis import model_check, validate
+from polyquant.analysis import consumers, model_check, validate
 from polyquant.analysis.certification import codes as certificate
 from polyquant.analysis.integrity import findings as integrity
 from polyquant.errors import UnknownNameError
@@ -13,7 +13,7 @@ __all__ = ["all_codes", "explain"]
 
 def all_codes() -> dict[str, str]:
     """Code -> explanation of every finding, those of installed formats included."""
-    known = validate.CODES | model_check.CODES | integrity.CODES | certificate.CODES
+    known = validate.CODES | model_check.CODES | integrity.CODES | certificate.CODES | consumers.codes()
     for form in formats():
         known |= form.findings
     return known

@@ -1,18 +1,19 @@
 """Validate a checkpoint: structure, then each codec's rules on every tensor, then with `against` the errors.
 
-Findings have stable codes: GGUF..., HF..., TRL..., ASC... from the formats, TEN... about tensor values, SUM... about
-checksums, CMP... from a comparison.
+Findings have stable codes: GGUF..., HF..., TRL..., ASC... from the formats, HUB... about programs that read the model,
+TEN... about tensor values, SUM... about checksums, CMP... from a comparison.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polyquant.analysis import consumers
 from polyquant.analysis.compare import compare_checkpoints
 from polyquant.analysis.headers import without_data
 from polyquant.analysis.integrity.check import checksum_findings, read_recorded
@@ -20,7 +21,7 @@ from polyquant.analysis.model_check import model_findings
 from polyquant.capabilities import CountsSymbols, DecodesRows, Opaque, Tiled
 from polyquant.codecs.ternary import likely_zero_symbol
 from polyquant.codecs.tl import Tile
-from polyquant.errors import InputError, PlanError, PolyquantError, UnsupportedError
+from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError, UnsupportedError
 from polyquant.formats.progress import shows_progress
 from polyquant.formats.protocol import ChecksConsumers
 from polyquant.formats.steps import Progress
@@ -30,7 +31,10 @@ from polyquant.storage.locations import located
 from polyquant.storage.parsed import parsed_once
 from polyquant.types import Checkpoint, Finding, Findings, Severity, Weight, as_matrix
 
-__all__ = ["CODES", "MIN_SNR", "validate"]
+if TYPE_CHECKING:
+    from polyquant.formats.protocol import Format
+
+__all__ = ["CODES", "MIN_SNR", "targets", "validate"]
 
 MIN_SNR = 3.0
 """dB. Even two-bit codecs exceed 8; a wrong layout or permutation gives about 0 or less."""
@@ -75,6 +79,7 @@ def validate(
     ternary_layout: str | None = None,
     tile: Tile | None = None,
     target: str | None = None,
+    tp: int | None = None,
     checksums: str | os.PathLike[str] | None = None,
     headers: bool = False,
     progress: bool = False,
@@ -84,22 +89,19 @@ def validate(
 
     headers: check headers and small files only; the data of tensors is not read, and checksums are not compared.
 
-    target: also report what this program ("vllm-ascend", "mindie", "sglang"; msModelSlim folders only) rejects or
-    computes wrongly. checksums: a file of `polyquant checksum` or a list of SHA-256 lines; by default those next to the
-    model. Raises InputError only if the path is not a checkpoint; a broken one gives findings of severity
-    error. Raises UnsupportedError or UnknownNameError for a target that cannot be checked.
+    target: also report what this program (`targets()`: "vllm", "transformers", "llama.cpp", ...) rejects or computes
+    wrongly. tp: the number of GPUs among which that program divides each layer. checksums: a file of `polyquant
+    checksum` or a list of SHA-256 lines; by default those next to the model. Raises InputError only if the path is not
+    a checkpoint; a broken one gives findings of severity error. Raises UnsupportedError or UnknownNameError for a
+    target that cannot be checked, PlanError for options that do not go together.
     """
+    if tp is not None and (target is None or tp < 1):
+        raise PlanError(f"{tp} GPUs without a target" if target is None else f"{tp} GPUs", hint="add --target vllm")
     if headers:
-        return _of_headers(path, against, checksums, ternary_layout=ternary_layout, tile=tile)
+        return _of_headers(path, against, checksums, target, tp, ternary_layout=ternary_layout, tile=tile)
     form, _ = detect(path)
     recorded = read_recorded(located(path), None if checksums is None else located(checksums))
-    findings = Findings()
-    if target is not None:
-        if not isinstance(form, ChecksConsumers):
-            having = " and ".join(f.title for f in formats() if isinstance(f, ChecksConsumers))
-            raise UnsupportedError(f"--target applies to {having} only", file=path, found=form.name)
-        findings += form.check_consumer(located(path), target)
-    findings = Findings([*form.check(located(path)), *findings])
+    findings = _with_consumer(form, path, form.check(located(path)), target, tp)
     try:
         checkpoint = open_as(form, path, {"ternary_layout": ternary_layout, "tile": tile})
     except InputError:
@@ -123,14 +125,57 @@ def validate(
     return findings
 
 
-def _of_headers(path: str | os.PathLike[str], against: object, checksums: object, **options: Any) -> Findings:
+def targets() -> tuple[str, ...]:
+    """Names of the programs for which models can be checked."""
+    own = (name for form in formats() if isinstance(form, ChecksConsumers) for name in form.consumers)
+    return tuple(dict.fromkeys((*consumers.NAMES, *own)))
+
+
+def _with_consumer(
+    form: Format, path: str | os.PathLike[str], found: Iterable[Finding], target: str | None, tp: int | None
+) -> Findings:
+    """The findings of a format and of the target. A file that cannot be read is an error of the format."""
+    if target is None:
+        return Findings(found)
+    chosen = _consumer(form, path, target, tp)
+    findings = Findings(found)
+    try:
+        findings += chosen
+    except InputError:
+        if not any(f.severity is Severity.ERROR for f in findings):
+            raise
+    return findings
+
+
+def _consumer(form: Format, path: str | os.PathLike[str], target: str, tp: int | None) -> Iterable[Finding]:
+    """The findings of a program. Raises UnknownNameError, UnsupportedError for one that reads other formats."""
+    if target not in targets():
+        raise UnknownNameError("target", target, targets())
+    if isinstance(form, ChecksConsumers) and target in form.consumers:
+        if tp is not None:
+            raise PlanError(f"the checks of {form.title} do not depend on the number of devices", hint="leave out --tp")
+        return form.check_consumer(located(path), target)
+    if target not in consumers.NAMES:
+        having = " and ".join(f.title for f in formats() if isinstance(f, ChecksConsumers) and target in f.consumers)
+        raise UnsupportedError(f"--target {target} applies to {having} only", file=path, found=form.name)
+    return consumers.consumer_findings(located(path), target, tp or 1)
+
+
+def _of_headers(
+    path: str | os.PathLike[str],
+    against: object,
+    checksums: object,
+    target: str | None,
+    tp: int | None,
+    **options: Any,
+) -> Findings:
     """The findings from headers and small files."""
     if against is not None or checksums is not None:
         raise PlanError("headers only: data is neither compared nor checked against checksums", file=path)
     with parsed_once():
         form, _ = detect(path)
         check = form.check_headers if isinstance(form, ChecksHeaders) else form.check
-        findings = Findings(check(located(path)))
+        findings = _with_consumer(form, path, check(located(path)), target, tp)
         try:
             checkpoint = open_as(form, path, options)
         except InputError:

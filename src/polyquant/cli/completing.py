@@ -16,7 +16,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from polyquant import registry
 
-__all__ = ["VARIABLE", "candidates", "codecs", "recipes", "rules"]
+__all__ = ["VARIABLE", "candidates", "codecs", "recipes", "rules", "targets"]
 
 VARIABLE = "_POLYQUANT_COMPLETE"
 """Set by the scripts; its value is the shell, and whether to print the script or the completions."""
@@ -46,6 +46,13 @@ def candidates(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     before, sign, name = incomplete.rpartition(",")
     sizes = (f"trellis:{bits}" for bits in _BITS)
     return _starting((*_recipe_names(), *sizes, *_codec_names(name)), name, before + sign)
+
+
+def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+    """Names of programs that read models."""
+    from polyquant.analysis.validate import targets as names
+
+    return _starting(names(), incomplete)
 
 
 def _starting(names: Iterable[str], incomplete: str, before: str = "") -> list[CompletionItem[Any]]:

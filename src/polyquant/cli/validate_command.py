@@ -9,6 +9,7 @@ import click
 from polyquant.analysis import sarif
 from polyquant.analysis.integrity.record import record_of
 from polyquant.analysis.validate import validate as run
+from polyquant.cli.completing import targets
 from polyquant.cli.console import as_json, progress, watcher
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.source_type import SOURCE
@@ -24,6 +25,8 @@ _COLOUR = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 Examples:
   polyquant validate model.gguf
   polyquant validate model.gguf --against hf-folder/
+  polyquant validate hf-folder/ --target vllm --tp 4 --headers
+  polyquant validate model.gguf --target ollama
   polyquant validate msmodelslim-folder/ --target vllm-ascend
   polyquant validate hf://org/model --headers         # fetches a few ranges
   polyquant validate model.gguf --format json; echo $?
@@ -34,7 +37,15 @@ Examples:
 @click.option(
     "--target",
     metavar="PROGRAM",
-    help="For an msModelSlim folder: also report what vllm-ascend, mindie or sglang rejects or computes wrongly.",
+    shell_complete=targets,
+    help="Also report what this program rejects or computes wrongly, from headers: vllm, sglang, transformers, mlx, "
+    "llama.cpp or ollama; vllm-ascend, sglang or mindie for an msModelSlim folder.",
+)
+@click.option(
+    "--tp",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --target vllm or sglang: check also that layers divide among N GPUs.",
 )
 @source_option("ternary_layout")
 @source_option("tile")
@@ -59,6 +70,7 @@ def validate(
     path: str,
     against: str | None,
     target: str | None,
+    tp: int | None,
     ternary_layout: str | None,
     tile: tuple[int, int, int] | None,
     checksums: str | None,
@@ -74,6 +86,7 @@ def validate(
                 ternary_layout=ternary_layout,
                 tile=tile,
                 target=target,
+                tp=tp,
                 checksums=checksums,
                 headers=headers,
                 on_progress=watcher(tell),

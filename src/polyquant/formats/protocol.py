@@ -98,7 +98,10 @@ class Format(Protocol):
 
 @runtime_checkable
 class ChecksConsumers(Protocol):
-    """A format that can check a folder against the programs that read it."""
+    """A format that can check a folder against programs that only it knows; `analysis.consumers` knows others."""
+
+    consumers: tuple[str, ...]
+    """Names of these programs."""
 
     def check_consumer(self, path: Path, name: str) -> Iterable[Finding]:
         """Findings about what the named program rejects or computes wrongly. Raises UnknownNameError."""

@@ -19,6 +19,7 @@ __all__ = ["MSMODELSLIM"]
 class _MsModelSlim(FolderFormat):
     name, title, priority = "msmodelslim", "msModelSlim folders", 40
     readers: ClassVar[Mapping[str, str]] = {"vllm-ascend": "vllm serve {repo} --quantization ascend"}
+    consumers: tuple[str, ...] = ("vllm-ascend", "sglang", "mindie")
     files = "a folder with quant_model_description.json"
     open_options: type = NoOptions
     target_options: type = MsModelSlimOptions

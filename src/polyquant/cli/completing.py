@@ -12,7 +12,14 @@ from importlib.resources import files
 from typing import Any
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ZshComplete,
+    add_completion_class,
+    split_arg_string,
+)
 
 from polyquant import registry
 
@@ -91,4 +98,20 @@ class _Bash(BashComplete):
         return f"{item.type},{item.value[self._cut :] if item.type == 'plain' else item.value}"
 
 
-add_completion_class(_Bash)
+class _Zsh(ZshComplete):
+    """Start zsh's completion if ~/.zshrc has not; without it every new shell would print an error."""
+
+    source_template = ZshComplete.source_template.replace(
+        "    compdef %(complete_func)s", "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }\n"
+        "    compdef %(complete_func)s",
+    )  # fmt: skip
+
+
+class _Fish(FishComplete):
+    """Split only at the first comma: lists of recipes and the help contain some."""
+
+    source_template = FishComplete.source_template.replace('string split ","', 'string split -m 1 ","')
+
+
+for _shell in (_Bash, _Zsh, _Fish):
+    add_completion_class(_shell)

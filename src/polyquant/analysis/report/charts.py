@@ -1,7 +1,7 @@
-"""Charts as Vega-Lite specifications, and as SVG (package vl-convert-python, extra `report`).
+"""Charts as Vega-Lite specifications.
 
-They are drawn when the report is written: the page needs no library, and every mark has its values as a label, which
-the page shows on hover and by keyboard, and screen readers read. Colors are CSS variables of the page.
+They are drawn when the report is written (drawing.py): the page needs no library, and every mark has its values as a
+label, which the page shows on hover and by keyboard, and screen readers read. Colors are CSS variables of the page.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overview, diverging, layer_and_kind
-from polyquant.errors import UnsupportedError
 from polyquant.tables import decibel
 
 __all__ = [
     "Spec",
     "divergence_bars",
-    "draw",
     "error_map",
     "histogram_bars",
     "size_against_error",
     "speed_against_size",
-    "svg",
     "type_map",
 ]
 
@@ -53,28 +50,7 @@ _SIDES: dict[str, dict[str, Any]] = {
     "right": {"dx": 10, "align": "left"}, "left": {"dx": -10, "align": "right"},
 }  # fmt: skip
 """Offset of a label from its point."""
-_LONG = re.compile(r"(\.\d\d)\d+")
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-
-def draw(spec: Spec) -> str:
-    """Draw a chart as SVG as wide as the page; "" for an empty one. Raises UnsupportedError without the package."""
-    if not spec:
-        return ""
-    return re.sub(r'^<svg([^>]*?) width="(\d+)" height="\d+"', r'<svg\1 style="max-width:\2px"', svg(spec), count=1)
-
-
-def svg(spec: Spec) -> str:
-    """Draw a chart as SVG of fixed size. Raises UnsupportedError without the package."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise UnsupportedError(
-            "reports require the package 'vl-convert-python'", hint="pip install 'polyquant[report]'"
-        ) from None
-    drawn: str = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
-    drawn = re.sub(r' (?:d|transform)="[^"]*"', lambda m: _LONG.sub(r"\1", m[0]), drawn)  # hundredths of a pixel
-    return drawn.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "", 1)
 
 
 def _chart(spec: Spec) -> Spec:

@@ -23,7 +23,7 @@ from click.shell_completion import (
 
 from polyquant import registry
 
-__all__ = ["VARIABLE", "candidates", "codecs", "recipes", "rules"]
+__all__ = ["VARIABLE", "candidates", "codecs", "recipe_names", "recipes", "rules"]
 
 VARIABLE = "_POLYQUANT_COMPLETE"
 """Set by the scripts; its value is the shell, and whether to print the script or the completions."""
@@ -39,7 +39,7 @@ def codecs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
     """Names of recipes; a path if none fits."""
-    return _starting(_recipe_names(), incomplete) or [CompletionItem(incomplete, type="file")]
+    return _starting(recipe_names(), incomplete) or [CompletionItem(incomplete, type="file")]
 
 
 def rules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
@@ -52,14 +52,15 @@ def candidates(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     """The last of several recipes, codecs and FORMAT:BITS, separated by commas."""
     before, sign, name = incomplete.rpartition(",")
     sizes = (f"trellis:{bits}" for bits in _BITS)
-    return _starting((*_recipe_names(), *sizes, *_codec_names(name)), name, before + sign)
+    return _starting((*recipe_names(), *sizes, *_codec_names(name)), name, before + sign)
 
 
 def _starting(names: Iterable[str], incomplete: str, before: str = "") -> list[CompletionItem[Any]]:
     return [CompletionItem(before + name) for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
-def _recipe_names() -> list[str]:
+def recipe_names() -> list[str]:
+    """Names of the recipes of this package."""
     return list(tomllib.loads(files("polyquant.recipes").joinpath("recipes.toml").read_text(encoding="utf-8")))
 
 

@@ -133,8 +133,7 @@ def main(args: list[str] | None = None) -> Any:
     except click.ClickException as problem:
         from polyquant.cli.suggestions import suggest
 
-        suggest(problem)
-        usage(problem)
+        usage(suggest(problem))
         sys.exit(2)
     except PolyquantError as problem:
         say(f"polyquant: {problem}{_notes(problem) or _notes(problem.__cause__)}", err=True)

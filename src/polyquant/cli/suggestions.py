@@ -18,18 +18,20 @@ OTHER_NAMES = {
 _EXTRA = re.compile(r"Got unexpected extra argument \((\w+)\)")
 
 
-def suggest(problem: click.ClickException) -> None:
-    """Add to the message of a usage error what may have been meant."""
+def suggest(problem: click.ClickException) -> click.ClickException:
+    """The usage error with what may have been meant."""
     context = getattr(problem, "ctx", None)
     if context is None:
-        return
+        return problem
     if isinstance(problem, click.NoSuchOption):
-        options = [name for param in context.command.get_params(context) for name in param.opts]
-        longer = [name for name in options if problem.option_name[:2] == "--" and name.startswith(problem.option_name)]
-        problem.possibilities = longer or problem.possibilities
-    elif (extra := _EXTRA.search(problem.message)) is not None:  # as llama-quantize takes the type
+        name = problem.option_name
+        options = [option for param in context.command.get_params(context) for option in param.opts]
+        longer = [option for option in options if name.startswith("--") and option.startswith(name)]
+        return click.NoSuchOption(name, possibilities=longer, ctx=context) if longer else problem
+    if (extra := _EXTRA.search(problem.message)) is not None:  # as llama-quantize takes the type
         from polyquant.cli.completing import recipe_names
 
         takes = any("--recipe" in param.opts for param in context.command.get_params(context))
         if takes and extra[1].lower() in recipe_names():
-            problem.message += f". Did you mean --recipe {extra[1].lower()}?"
+            return click.UsageError(f"{problem.message}. Did you mean --recipe {extra[1].lower()}?", context)
+    return problem

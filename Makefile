@@ -13,7 +13,13 @@ $(INSTALLED): $(BIN)/python pyproject.toml CMakeLists.txt $(shell find src nativ
 	$(BIN)/python -m pip install --quiet '.[test,lint]'
 	touch $@
 
-demo: $(INSTALLED)
+# Without the packages of the tests, unless they are there already.
+DEMO := $(VENV)/.demo
+$(DEMO): $(BIN)/python pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.so' -not -path '*/__pycache__/*')
+	$(BIN)/python -m pip install --quiet '.[serve,report,tui]'
+	touch $@
+
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO))
 	$(BIN)/polyquant demo
 
 test: $(INSTALLED)

@@ -17,7 +17,8 @@ import numpy as np
 import polyquant as pq
 from polyquant import registry
 from polyquant.analysis.catalogue import CodecInfo
-from polyquant.analysis.report.charts import SCHEMA, svg
+from polyquant.analysis.report.charts import SCHEMA
+from polyquant.analysis.report.drawing import svg
 from polyquant.codecs.blocks import BlockCodec
 
 __all__ = ["bit_classes", "files"]

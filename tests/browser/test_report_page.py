@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import polyquant as pq
-from browser.conftest import THEMES, WIDTHS
+from browser.written_pages import test_accessible_in_both_themes, test_fits_the_window  # noqa: F401 - run here
 from golden import VECTORS
 
 pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
@@ -30,16 +30,6 @@ def report(tmp_path_factory) -> Path:
     file = folder / "report.html"
     file.write_text(page(gather(SOURCE, models, text=text, tokens=300, histograms=2)), encoding="utf-8")
     return file
-
-
-@pytest.mark.parametrize("theme", THEMES)
-def test_accessible_in_both_themes(visit, report, theme):
-    assert visit(report, theme=theme).violations() == []
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_fits_the_window(visit, report, width):
-    assert visit(report, width=width).overflow() == 0
 
 
 def test_requests_only_itself(visit, report):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import polyquant as pq
-from browser.conftest import THEMES, WIDTHS
+from browser.written_pages import test_accessible_in_both_themes, test_fits_the_window  # noqa: F401 - run here
 from sweep.conftest import SOURCE, quick
 
 pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
@@ -24,16 +24,6 @@ def report(browser, tmp_path_factory) -> Path:
         )
     result.write_report(folder / "report.html")
     return folder / "report.html"
-
-
-@pytest.mark.parametrize("theme", THEMES)
-def test_accessible_in_both_themes(visit, report, theme):
-    assert visit(report, theme=theme).violations() == []
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_fits_the_window(visit, report, width):
-    assert visit(report, width=width).overflow() == 0
 
 
 def test_speeds_are_shown_and_sorted(visit, report):

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import pty
 import resource
+import select
+import shlex
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +67,17 @@ def test_scripts(polyquant, shell):
     assert not script.err
 
 
+@pytest.fixture
+def shell_environment(command_server, tmp_path) -> dict[str, str]:
+    """The environment of a shell in which `polyquant` asks this process, and that reads no file of the user."""
+    command_server.listen(tmp_path / "socket")
+    (tmp_path / "polyquant").write_text(CLIENT)
+    (tmp_path / "polyquant").chmod(0o755)
+    places = dict.fromkeys(("HOME", "ZDOTDIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME"), str(tmp_path))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    return {**os.environ, **places, "PATH": path, "TERM": "dumb", "POLYQUANT_SERVER": str(tmp_path / "socket")}
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -72,10 +88,7 @@ def test_scripts(polyquant, shell):
         (["convert", "x", "y", "--to", "g"], ["gguf"]),
     ],
 )
-def test_bash(command_server, tmp_path, words, expected):
-    command_server.listen(tmp_path / "socket")
-    (tmp_path / "polyquant").write_text(CLIENT)
-    (tmp_path / "polyquant").chmod(0o755)
+def test_bash(shell_environment, words, expected):
     quoted = " ".join(f"'{word}'" for word in ("polyquant", *words))
     script = f"""
         eval "$(polyquant completion bash)"
@@ -84,11 +97,66 @@ def test_bash(command_server, tmp_path, words, expected):
         printf '%s\\n' "${{COMPREPLY[@]}}"
         complete -p polyquant >&2
     """
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "POLYQUANT_SERVER": str(tmp_path / "socket")}
-    ran = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
+    ran = subprocess.run(["bash", "-c", script], env=shell_environment, capture_output=True, text=True, check=True)
     found = ran.stdout.split()
     assert found == expected if expected is not None else "q4_k" in found
     assert ran.stderr.startswith("complete -o nosort -F _polyquant_completion polyquant")
+
+
+TYPED = [
+    ("qua", ["quantize"]),
+    ("quantize a b --recipe q4_k", ["q4_k_m", "q4_k_s"]),
+    ("quantize a b --codec q4_", ["q4_0", "q4_1", "q4_k"]),
+    ("quantize a b --rule '*ffn*=q6", ["*ffn*=q6_k"]),
+    ("convert a b --max-", ["--max-memory"]),
+    ("sweep a --recipes q4_k_m,trellis:", [f"q4_k_m,trellis:{bits}" for bits in range(2, 9)]),
+]
+"""A line, and what the Tab key offers after it."""
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+@pytest.mark.parametrize(("line", "expected"), TYPED)
+def test_fish(shell_environment, line, expected):
+    script = f'polyquant completion fish | source; complete -C "polyquant {line}"'
+    ran = subprocess.run(
+        ["fish", "--no-config", "-c", script], env=shell_environment, capture_output=True, text=True, check=True
+    )
+    assert [found.partition("\t")[0] for found in ran.stdout.splitlines()] == expected, ran.stderr
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize(("line", "expected"), TYPED)
+def test_zsh(shell_environment, tmp_path, line, expected):
+    """A terminal in which the Tab key is typed: the line is completed as far as it is certain, the rest is listed."""
+    done, screen = tmp_path / "line", b""
+    # as in a new ~/.zshrc; Control-X writes the line into a file, after the completion
+    (tmp_path / ".zshrc").write_text(
+        f"""
+        eval "$(polyquant completion zsh)"
+        unsetopt automenu
+        PS1='> ' LISTMAX=1000
+        show() {{ print -rn -- "$BUFFER" > {done}.part; mv {done}.part {done} }}
+        zle -N show; bindkey '^X' show
+        """
+    )
+    near, far = pty.openpty()
+    with subprocess.Popen(
+        ["zsh", "-d", "-i"], stdin=far, stdout=far, stderr=far, env=shell_environment, start_new_session=True
+    ) as shell:
+        os.close(far)
+        tabs = "\t" if len(expected) == 1 else "\t\t"  # the second one lists
+        os.write(near, f"polyquant {line}{tabs}\x18".encode())
+        end = time.monotonic() + 60
+        while not done.exists() and time.monotonic() < end:
+            if select.select([near], [], [], 0.1)[0]:
+                screen += os.read(near, 1 << 16)
+        shell.kill()
+    os.close(near)
+    shown = screen.decode(errors="replace")
+    assert done.exists(), shown
+    completed = shlex.split(done.read_text())[-1]
+    assert completed in expected if len(expected) == 1 else all(name.startswith(completed) for name in expected)
+    assert len(expected) == 1 or all(name in shown for name in expected)
 
 
 @pytest.mark.slow

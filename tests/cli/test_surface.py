@@ -64,6 +64,9 @@ def test_help_and_version(polyquant):
 TYPOS = {
     ("inspekt",): "did you mean 'inspect'?",
     ("zzzz",): "no command 'zzzz'",
+    ("perplexity", GGUF): "did you mean 'eval'?",
+    ("run", GGUF, "--temp", "0"): "'--temperature'",
+    ("quantize", SOUND, "OUT", "Q4_K_M"): "Did you mean --recipe q4_k_m?",
     ("inspect", GGUF, "--formt", "json"): "--format",
     ("inspect", GGUF, "--format", "xml"): "'xml' is not one of",
     ("inspect",): "Missing argument",

@@ -72,10 +72,10 @@ def test_the_page(polyquant, swept, tmp_path):
 
 
 def test_without_the_packages_of_the_page_the_table_comes(monkeypatch, capsys, swept, tmp_path):
-    from polyquant.analysis.report import page
+    from polyquant.analysis.report import drawing
     from polyquant.cli import main
 
-    monkeypatch.setattr(page, "find_spec", lambda name: None)
+    monkeypatch.setattr(drawing, "find_spec", lambda name: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("sys.excepthook", None)
     main([str(word) for word in (*swept[0], "-o", tmp_path / "report.html")])

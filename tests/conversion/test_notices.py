@@ -21,6 +21,8 @@ def said(words, *args, **options):
 def test_a_rule_that_matches_nothing_is_reported():
     (warning,) = said("matches no tensor", FOLDER, "gguf", codec="q4_0", rules=["nosuch*=q8_0", "*attn_q*=q8_0"])
     assert warning.startswith("--rule nosuch*=q8_0 matches no tensor; tensor names look like ")
+    (warning,) = said("matches no tensor", FOLDER, "gguf", codec="q4_0", rules=["attn_q=q8_0"])
+    assert warning.startswith("--rule attn_q=q8_0 matches no tensor; *attn_q*=q8_0 matches ")
     assert not said(
         "--rule", FOLDER, "gguf", codec="q4_0", rules=["blk.1.ffn_down_exps.weight=q8_0", "*.q_proj.weight=q8_0"]
     )

@@ -121,8 +121,23 @@ def test_without_the_package_the_specification_is_shown(report, monkeypatch):
         figure.svg()
 
 
-def test_labels_of_models_of_equal_size_do_not_overlap():
-    sides = charts._label_sides([100, 200, 200, 201, 300], [0.5, 0.3, 0.1, 0.2, 0.05])
-    assert sides == ["above", "right", "right", "left", "above"]
-    assert charts._label_sides([7], [0.1]) == ["above"]
-    assert charts._label_sides([7, 7], [0.1, 0.1]) == ["right", "left"]
+@pytest.mark.parametrize(
+    "points",
+    [
+        {"q8_0": (600, 20)},
+        {"q4_k_m": (100, 200), "q4_k_s": (104, 196), "q5_k_m": (125, 190), "iq4_xs": (98, 188), "mxfp4": (104, 214)},
+        {"a-long-name-of-a-model": (30, 300), "another-long-name": (610, 18), "b": (612, 40), "c": (24, 310)},
+    ],
+    ids=lambda points: f"{len(points)} points",
+)
+def test_labels_cover_no_point_no_label_and_no_edge(points):
+    x, y = zip(*points.values(), strict=True)
+    sides = charts._label_sides(list(points), x, y, 320)
+    boxes = [charts._label_box(n, *points[n], charts._SIDES[side]) for n, side in zip(points, sides, strict=True)]
+    boxes += [(a, b, a, b) for a, b in points.values()]
+    assert not any(charts._overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert all(left >= 0 and right <= 640 and low >= 0 and high <= 320 for left, low, right, high in boxes)
+
+
+def test_labels_of_a_falling_line_are_beside_it():
+    assert charts._label_sides(["a", "b", "c"], [100, 300, 500], [300, 200, 100], 320) == ["above right"] * 3

@@ -13,8 +13,9 @@ import pytest
 import polyquant as pq
 from golden import VECTORS
 from polyquant.analysis.report import charts
+from polyquant.analysis.report.drawing import ChartProcess, draw, require_packages
 from polyquant.analysis.report.gather import BINS, gather, layer_and_kind
-from polyquant.analysis.report.page import page, refuse_existing, require_packages
+from polyquant.analysis.report.page import begin_charts, page, refuse_existing
 from polyquant.errors import PlanError, UnsupportedError
 
 pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
@@ -131,7 +132,7 @@ def test_the_page(report):
 
 
 def test_numbers_on_axes_are_not_cut(report):
-    chart = charts.draw(charts.size_against_error(report))
+    chart = draw(charts.size_against_error(report))
     labels = {float(t) for t in re.findall(r">(\d+\.\d+)</text>", chart)}
     assert len(labels) > 3 and 0.0 not in labels
 
@@ -174,6 +175,27 @@ def test_existing_files(report, models, tmp_path):
 
 @pytest.mark.parametrize("missing", ["vl_convert", "jinja2"])
 def test_missing_packages_are_named_before_any_work(missing, monkeypatch):
-    monkeypatch.setattr("polyquant.analysis.report.page.find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setattr(
+        "polyquant.analysis.report.drawing.find_spec", lambda name: None if name == missing else object()
+    )
     with pytest.raises(UnsupportedError, match=r"pip install 'polyquant\[report\]'"):
         require_packages()
+
+
+def test_a_child_process_draws_the_same_charts(report):
+    with ChartProcess() as process:
+        process.begin({})
+        for candidate in report.candidates:
+            begin_charts(candidate, process)
+        there, here = page(report, process), page(report)
+    numbered = re.compile(r"(?:clip|gradient_)\d+")  # ids are counted in each process
+    assert numbered.sub("", there) == numbered.sub("", here)
+
+
+@pytest.mark.parametrize("program", ["/nonexistent", "/bin/false"])
+def test_without_a_child_process_charts_are_drawn_here(report, program, monkeypatch):
+    spec = charts.size_against_error(report)
+    monkeypatch.setattr("polyquant.analysis.report.drawing.sys.executable", program)
+    with ChartProcess() as process:
+        process.begin(spec)
+        assert draw(spec, process) == draw(spec)

@@ -27,9 +27,12 @@ from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.tables import Row, Table, decibel, tensor_columns
 from polyquant.types import Checkpoint, Ternary, as_matrix
 
-__all__ = ["Comparison", "TensorComparison", "compare", "compare_checkpoints", "compare_tensor", "sides"]
+__all__ = ["Comparison", "Named", "TensorComparison", "compare", "compare_checkpoints", "compare_tensor", "sides"]
 
 _BLOCK = 1 << 20
+
+Named = tuple[dict[str, Side], dict[str, Side]]
+"""The tensors of two checkpoints, named alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +162,17 @@ def compare(
 
 
 def compare_checkpoints(
-    a: Checkpoint, b: Checkpoint, *, on_progress: Callable[[Progress], None] | None = None
+    a: Checkpoint,
+    b: Checkpoint,
+    *,
+    named: Named | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Comparison:
-    """Compare opened checkpoints. Raises PlanError if they have no tensor in common or shapes differ."""
-    left, right = sides(a, b)
+    """Compare opened checkpoints. named: what `sides(a, b)` returned, if the caller has it.
+
+    Raises PlanError if they have no tensor in common or shapes differ.
+    """
+    left, right = named or sides(a, b)
     common = [n for n in left if n in right]
     if not common:
         raise PlanError(f"no tensor of {b.path} is in {a.path}", hint="are these the same model?")
@@ -182,7 +192,7 @@ def compare_checkpoints(
     )
 
 
-def sides(a: Checkpoint, b: Checkpoint) -> tuple[dict[str, Side], dict[str, Side]]:
+def sides(a: Checkpoint, b: Checkpoint) -> Named:
     """Return the tensors of both, named alike: as stored, or by GGUF's names if they have different schemes."""
 
     def plain(c: Checkpoint) -> dict[str, Side]:

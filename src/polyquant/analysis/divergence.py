@@ -16,24 +16,27 @@ reference^2), of the output state [T, hidden], and for the head that of the logi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.errors import InputError
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.model import Model
-from polyquant.runtime.scoring import log_sum_exp, pieces, steps
+from polyquant.runtime.scoring import log_sum_exp, pieces, scored_logits, steps
 from polyquant.runtime.windows import Window
 from polyquant.types import F32
 
-__all__ = ["Pair", "Scores", "compare_logits", "compare_windows"]
+__all__ = ["Pair", "Scores", "compare_windows", "compare_with_logits"]
 
 F64: TypeAlias = NDArray[np.float64]
 Errors: TypeAlias = tuple[ErrorSums, ErrorSums]
+Piece: TypeAlias = tuple[F64, F64, F64, NDArray[np.bool_]]
+"""The first four entries of `Scores`, for some tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Pair:
 def compare_windows(pair: Pair, windows: Iterable[Window], on_window: Callable[[Window, F64], None]) -> Scores:
     """Score all windows. on_window is called with each window and the model's log p of its tokens."""
     layers = [(ErrorSums(), ErrorSums())] * (pair.model.decoder.hyper.layers + 2 if pair.comparable else 0)
-    scores: list[tuple[F64, F64, F64, NDArray[np.bool_]]] = []
+    scores: list[Piece] = []
     for window in windows:
         mine, theirs, alone = pair.caches()
         chosen = []
@@ -83,8 +86,33 @@ def compare_windows(pair: Pair, windows: Iterable[Window], on_window: Callable[[
             ]
         scores += chosen
         on_window(window, np.concatenate([c[0] for c in chosen]))
-    model_logs, reference_logs, divergence, agree = (np.concatenate(x) for x in zip(*scores, strict=True))
-    return Scores(model_logs, reference_logs, divergence, agree, tuple(layers))
+    return _joined(scores, layers)
+
+
+def compare_with_logits(
+    model: Model, windows: Sequence[Window], logits_of: Callable[[int], F32], on_window: Callable[[int], None]
+) -> Scores:
+    """Score all windows against the reference's logits; the states of layers are not compared.
+
+    logits_of: returns the logits of the scored tokens of window i [scored, vocab], which are overwritten; on_window is
+    called with i after each. Raises InputError without a scored token.
+    """
+    scores: list[Piece] = []
+    for i, window in enumerate(windows):
+        reference, at = logits_of(i), 0
+        for logits, targets in scored_logits(model.decoder, model.session().cache, window):
+            scores.append(_compare_logits(logits, reference[at : at + len(logits)], targets))
+            at += len(logits)
+        on_window(i)
+    return _joined(scores, [])
+
+
+def _joined(scores: Sequence[Piece], layers: Sequence[Errors]) -> Scores:
+    """The scores of all tokens."""
+    if not scores:
+        raise InputError("no token of the text is scored")
+    model, reference, divergence, agree = (np.concatenate(x) for x in zip(*scores, strict=True))
+    return Scores(model, reference, divergence, agree, tuple(layers))
 
 
 def _states(
@@ -117,17 +145,15 @@ def _last(states: Iterator[F32]) -> F32:
     return last
 
 
-def _compare(
-    pair: Pair, model: F32, reference: F32, targets: NDArray[np.int64], layers: list[Errors]
-) -> tuple[F64, F64, F64, NDArray[np.bool_]]:
+def _compare(pair: Pair, model: F32, reference: F32, targets: NDArray[np.int64], layers: list[Errors]) -> Piece:
     """States [n, hidden] of both models and the n tokens that follow -> log p in both, divergence, agreement."""
     q, p = pair.model.decoder.logits(model), pair.reference.decoder.logits(reference)  # [n, vocab]
     if layers:
         _add(layers, -1, p, q, pair.model.decoder.logits(reference))
-    return compare_logits(q, p, targets)
+    return _compare_logits(q, p, targets)
 
 
-def compare_logits(q: F32, p: F32, targets: NDArray[np.int64]) -> tuple[F64, F64, F64, NDArray[np.bool_]]:
+def _compare_logits(q: F32, p: F32, targets: NDArray[np.int64]) -> Piece:
     """Logits [n, vocab] of model and reference, both overwritten, and the n tokens that follow -> log p of those in
     both, divergence, agreement.
     """

@@ -33,9 +33,10 @@ class _Unread:
     spec: ArraySpec
 
     def view(self) -> NDArray[Any]:
-        """Return the whole array."""
+        """Return the whole array, read-only. All rows are one row in memory: an embedding has hundreds of megabytes."""
         integer, is_bytes = np.issubdtype(self.spec.dtype, np.integer), self.spec.dtype == np.uint8
-        return np.full(self.spec.shape, 0x3F if is_bytes else 0 if integer else 1, self.spec.dtype)
+        row = np.full(self.spec.shape[-1:], 0x3F if is_bytes else 0 if integer else 1, self.spec.dtype)
+        return np.broadcast_to(row, self.spec.shape)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return entries [start, stop)."""

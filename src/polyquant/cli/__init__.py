@@ -75,8 +75,10 @@ class _Lazy(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         from difflib import get_close_matches
 
+        from polyquant.cli.suggestions import OTHER_NAMES
+
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = get_close_matches(args[0], COMMANDS, n=1)
+            near = [OTHER_NAMES[args[0]]] if args[0] in OTHER_NAMES else get_close_matches(args[0], COMMANDS, n=1)
             ctx.fail(f"no command '{printable(args[0])}'" + (f"; did you mean '{near[0]}'?" if near else ""))
         return super().resolve_command(ctx, args)
 
@@ -129,7 +131,9 @@ def main(args: list[str] | None = None) -> Any:
     try:
         return cli.main(args=args, prog_name="polyquant", standalone_mode=False)
     except click.ClickException as problem:
-        usage(problem)
+        from polyquant.cli.suggestions import suggest
+
+        usage(suggest(problem))
         sys.exit(2)
     except PolyquantError as problem:
         say(f"polyquant: {problem}{_notes(problem) or _notes(problem.__cause__)}", err=True)

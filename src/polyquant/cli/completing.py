@@ -12,11 +12,18 @@ from importlib.resources import files
 from typing import Any
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ZshComplete,
+    add_completion_class,
+    split_arg_string,
+)
 
 from polyquant import registry
 
-__all__ = ["VARIABLE", "candidates", "codecs", "recipes", "rules", "targets"]
+__all__ = ["VARIABLE", "candidates", "codecs", "recipe_names", "recipes", "rules", "targets"]
 
 VARIABLE = "_POLYQUANT_COMPLETE"
 """Set by the scripts; its value is the shell, and whether to print the script or the completions."""
@@ -32,7 +39,7 @@ def codecs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
     """Names of recipes; a path if none fits."""
-    return _starting(_recipe_names(), incomplete) or [CompletionItem(incomplete, type="file")]
+    return _starting(recipe_names(), incomplete) or [CompletionItem(incomplete, type="file")]
 
 
 def rules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
@@ -45,7 +52,7 @@ def candidates(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     """The last of several recipes, codecs and FORMAT:BITS, separated by commas."""
     before, sign, name = incomplete.rpartition(",")
     sizes = (f"trellis:{bits}" for bits in _BITS)
-    return _starting((*_recipe_names(), *sizes, *_codec_names(name)), name, before + sign)
+    return _starting((*recipe_names(), *sizes, *_codec_names(name)), name, before + sign)
 
 
 def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
@@ -59,7 +66,8 @@ def _starting(names: Iterable[str], incomplete: str, before: str = "") -> list[C
     return [CompletionItem(before + name) for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
-def _recipe_names() -> list[str]:
+def recipe_names() -> list[str]:
+    """Names of the recipes of this package."""
     return list(tomllib.loads(files("polyquant.recipes").joinpath("recipes.toml").read_text(encoding="utf-8")))
 
 
@@ -98,4 +106,20 @@ class _Bash(BashComplete):
         return f"{item.type},{item.value[self._cut :] if item.type == 'plain' else item.value}"
 
 
-add_completion_class(_Bash)
+class _Zsh(ZshComplete):
+    """Start zsh's completion if ~/.zshrc has not; without it every new shell would print an error."""
+
+    source_template = ZshComplete.source_template.replace(
+        "    compdef %(complete_func)s", "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }\n"
+        "    compdef %(complete_func)s",
+    )  # fmt: skip
+
+
+class _Fish(FishComplete):
+    """Split only at the first comma: lists of recipes and the help contain some."""
+
+    source_template = FishComplete.source_template.replace('string split ","', 'string split -m 1 ","')
+
+
+for _shell in (_Bash, _Zsh, _Fish):
+    add_completion_class(_shell)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from polyquant.analysis.report.gather import gather
-from polyquant.analysis.report.page import page, refuse_existing, require_packages
+from polyquant.analysis.report.drawing import ChartProcess, require_packages
+from polyquant.analysis.report.gather import Candidate, gather
+from polyquant.analysis.report.page import MAPS, begin_charts, page, refuse_existing
 from polyquant.cli.console import progress, size
 from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.source_type import SOURCE
@@ -51,9 +52,15 @@ def report(
     refuse_existing(target, overwrite=overwrite)
     if text is not None:
         note_slow_engine()
-    with progress("comparing", "%", 10) as tell:
-        found = gather(reference, others, text=text, tokens=tokens, histograms=histograms, tick=tell)
-    content = page(found).encode()
+    with ChartProcess() as process:
+
+        def begin(candidate: Candidate) -> None:
+            if len(others) <= MAPS:  # with more, the page shows only some
+                begin_charts(candidate, process)
+
+        with progress("comparing", "%", 10) as tell:
+            found = gather(reference, others, text=text, tokens=tokens, histograms=histograms, tick=tell, seen=begin)
+        content = page(found, process).encode()
     write_file(target, content, overwrite=overwrite)
     efficient = [c.label for c in found.candidates if c.label in found.efficient]
     if len(found.candidates) > 1:

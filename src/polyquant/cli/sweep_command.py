@@ -142,7 +142,8 @@ def sweep(
 
 def _checked_output(output: str | None, overwrite: bool) -> Path | None:
     """The page to write; None without one, or without the packages, which is printed before hours of work."""
-    from polyquant.analysis.report.page import refuse_existing, require_packages
+    from polyquant.analysis.report.drawing import require_packages
+    from polyquant.analysis.report.page import refuse_existing
 
     if output is None:
         return None

@@ -115,7 +115,7 @@ class I2S:
                 f"{self.name} cannot store a scale",
                 expected="weights -1, 0, +1",
                 found=f"scale {codes.scale[0]:.6g}",
-                hint="choose i2_s.x86, or drop the scale: lossy=True",
+                hint="choose i2_s.x86, or drop the scale in Python: polyquant.codec(name, lossy=True)",
             )
         return codes
 

@@ -129,7 +129,8 @@ def ternarize(name: str, w: F32, lossy: bool) -> Ternary:
         raise CodecError(
             f"{name} needs ternary weights: every value -s, 0 or +s",
             found=f"other magnitudes than max|w| = {top:.6g}",
-            hint="ternarize a BitNet model's master weights first, or accept the loss: lossy=True",
+            hint="ternarize a BitNet model's master weights first, or accept the loss in Python: "
+            "polyquant.codec(name, lossy=True)",
         )
     return Ternary(codes.reshape(rows, k), np.array([top], np.float32))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from polyquant.errors import listed, printable
 from polyquant.formats.steps import Step
@@ -40,6 +41,11 @@ def rule_notices(rules: Sequence[Rule], facts: Facts, steps: Sequence[Step]) -> 
     for rule in rules:
         flag = f"--rule {printable(f'{rule.match}={rule.codec}')}"
         if not any(rule.named((s.map.target, *s.map.sources), facts) for s in steps):
+            wider = replace(rule, match=f"*{rule.match.strip('*')}*")
+            named = [s.map.target for s in steps if wider.named((s.map.target, *s.map.sources), facts)]
+            if named:  # a part of a name, as llama-quantize's --tensor-type takes it
+                yield f"{flag} matches no tensor; {printable(f'{wider.match}={rule.codec}')} matches {len(named)}"
+                continue
             name = next((s.map.target for s in steps if not s.map.is_vector), "")
             yield f"{flag} matches no tensor; tensor names look like {printable(name)}"
             continue

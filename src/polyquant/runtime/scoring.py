@@ -18,7 +18,7 @@ from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.windows import Window
 from polyquant.types import F32
 
-__all__ = ["log_sum_exp", "pieces", "steps", "target_log_probs"]
+__all__ = ["log_probs", "log_sum_exp", "pieces", "scored_logits", "steps", "target_log_probs"]
 
 _FED = 512  # tokens per forward pass
 _LOGITS = 1 << 23  # elements of a float32 array of logits
@@ -57,13 +57,22 @@ def log_sum_exp(logits: F32) -> NDArray[np.float64]:
     return np.asarray(top + log(total), np.float64)
 
 
-def target_log_probs(decoder: Decoder, cache: KVCache, window: Window) -> NDArray[np.float64]:
-    """Return log p of every scored token of a window, [scored], in nats. The cache must be empty."""
-    out = []
+def log_probs(logits: F32, targets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return log p in nats of the n tokens that follow, from their logits [n, vocab]. Raises InputError."""
+    return np.asarray(logits[np.arange(len(targets)), targets] - log_sum_exp(logits), np.float64)
+
+
+def scored_logits(decoder: Decoder, cache: KVCache, window: Window) -> Iterator[tuple[F32, NDArray[np.int64]]]:
+    """Yield (logits [n, vocab], the n tokens that follow) of the scored tokens of a window, a piece at a time.
+
+    The cache must be empty.
+    """
     for fed, skip, targets in steps(window):
         states = decoder.hidden(fed, cache)[skip:]
         for piece in pieces(len(targets), decoder.hyper.vocab):
-            logits = decoder.logits(states[piece])
-            chosen = logits[np.arange(len(logits)), targets[piece]]
-            out.append(chosen - log_sum_exp(logits))
-    return np.concatenate(out)
+            yield decoder.logits(states[piece]), targets[piece]
+
+
+def target_log_probs(decoder: Decoder, cache: KVCache, window: Window) -> NDArray[np.float64]:
+    """Return log p of every scored token of a window, [scored], in nats. The cache must be empty."""
+    return np.concatenate([log_probs(*scored) for scored in scored_logits(decoder, cache, window)])

@@ -1,7 +1,7 @@
-"""Charts as Vega-Lite specifications, and as SVG (package vl-convert-python, extra `report`).
+"""Charts as Vega-Lite specifications.
 
-They are drawn when the report is written: the page needs no library, and every mark has its values as a label, which
-the page shows on hover and by keyboard, and screen readers read. Colors are CSS variables of the page.
+They are drawn when the report is written (drawing.py): the page needs no library, and every mark has its values as a
+label, which the page shows on hover and by keyboard, and screen readers read. Colors are CSS variables of the page.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overview, diverging, layer_and_kind
-from polyquant.errors import UnsupportedError
 from polyquant.tables import decibel
 
 __all__ = [
     "Spec",
     "divergence_bars",
-    "draw",
     "error_map",
     "histogram_bars",
     "size_against_error",
     "speed_against_size",
-    "svg",
     "type_map",
 ]
 
@@ -49,32 +46,15 @@ _KINDS = ["efficient", "beaten by another", "reference"]
 _KIND_COLORS = [_COLORS[0], "#8b93a1", _COLORS[1]]
 _PALETTE = {"scheme": "viridis"}
 _SIDES: dict[str, dict[str, Any]] = {
-    "above": {"dy": -13}, "below": {"dy": 15},
+    "above right": {"dx": 8, "dy": -9, "align": "left"}, "below left": {"dx": -8, "dy": 10, "align": "right"},
     "right": {"dx": 10, "align": "left"}, "left": {"dx": -10, "align": "right"},
+    "above": {"dy": -13}, "below": {"dy": 15},
 }  # fmt: skip
-"""Offset of a label from its point."""
-_LONG = re.compile(r"(\.\d\d)\d+")
-_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-
-def draw(spec: Spec) -> str:
-    """Draw a chart as SVG as wide as the page; "" for an empty one. Raises UnsupportedError without the package."""
-    if not spec:
-        return ""
-    return re.sub(r'^<svg([^>]*?) width="(\d+)" height="\d+"', r'<svg\1 style="max-width:\2px"', svg(spec), count=1)
-
-
-def svg(spec: Spec) -> str:
-    """Draw a chart as SVG of fixed size. Raises UnsupportedError without the package."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise UnsupportedError(
-            "reports require the package 'vl-convert-python'", hint="pip install 'polyquant[report]'"
-        ) from None
-    drawn: str = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
-    drawn = re.sub(r' (?:d|transform)="[^"]*"', lambda m: _LONG.sub(r"\1", m[0]), drawn)  # hundredths of a pixel
-    return drawn.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "", 1)
+"""Offset of a label from its point, the preferred ones first."""
+_LABEL, _MARGIN = 180, 24
+_Box = tuple[float, float, float, float]
+"""Left, low, right, high."""
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))  # as in the tables
 
 
 def _chart(spec: Spec) -> Spec:
@@ -89,7 +69,7 @@ def size_against_error(report: Overview) -> Spec:
     sizes = [c.inspection.nbytes for c in report.candidates]
     scale, unit = _unit_of(sizes)
     values = [max((c.divergence if measured else c.error) or 0.0, 1e-9) for c in report.candidates]
-    sides = _label_sides(sizes, values)
+    sides = _label_sides(names, _spread(sizes, _WIDTH), _spread([math.log(v) for v in values], 320), 320)
     rows = [
         {
             "model": name, "side": sides[i], "size": sizes[i] / scale, "y": values[i],
@@ -116,7 +96,9 @@ def speed_against_size(report: Overview) -> Spec:
     sizes = [c.inspection.nbytes for c in timed]
     scale, unit = _unit_of(sizes)
     rates = [c.speed.decode if c.speed is not None else 0.0 for c in timed]
-    sides = _label_sides(sizes, rates)
+    top = 1.12 * max(rates)
+    labels = [c.label for c in timed]
+    sides = _label_sides(labels, _spread(sizes, _WIDTH), [240 * rate / (top or 1.0) for rate in rates], 240)
     rows = [
         {
             "model": c.label, "side": sides[i], "size": sizes[i] / scale, "y": rates[i],
@@ -129,7 +111,7 @@ def speed_against_size(report: Overview) -> Spec:
         f"datum.model + ': ' + format(datum.size, '.4g') + ' {unit}, ' + format(datum.y, '.4g') + ' tokens per second, "
         "prompt ' + format(datum.prompt, '.4g')"
     )
-    scale_y = {"domain": [0, 1.12 * max(rates)]}
+    scale_y = {"domain": [0, top]}
     return _points(rows, unit, ("tokens per second", scale_y), label, _KINDS, 240)
 
 
@@ -157,7 +139,7 @@ def _points(
             "layer": [
                 *below,
                 {"mark": {"type": "point", "filled": True, "size": 110, "opacity": 1}, "encoding": {"color": color}},
-                *_labels(),
+                *_labels({row["side"] for row in rows}),
             ],
         }
     )  # fmt: skip
@@ -168,36 +150,57 @@ def _unit_of(sizes: Sequence[int]) -> tuple[float, str]:
     return next((pair for pair in _UNITS if max(sizes) >= pair[0]), (1.0, "bytes"))
 
 
-def _labels() -> list[Spec]:
+def _labels(sides: set[str]) -> list[Spec]:
     """Layers with the labels of points, each at its side."""
     return [
         {
             "transform": [{"filter": f"datum.side == '{side}'"}],
-            "mark": where | {"type": "text", "aria": False, "limit": 180},
+            "mark": where | {"type": "text", "aria": False, "limit": _LABEL},
             "encoding": {"text": {"field": "model"}},
         }
         for side, where in _SIDES.items()
+        if side in sides
     ]  # fmt: skip
 
 
-def _label_sides(sizes: Sequence[int], values: Sequence[float]) -> list[str]:
-    """Where the label of each point goes: alternately above and below, and to the right and left of points of almost
-    equal size, which are one above the other.
+def _spread(values: Sequence[float], extent: float) -> list[float]:
+    """Values as pixels of an axis of this length with a margin at both ends."""
+    low, high = min(values), max(values)
+    return [_MARGIN + (v - low) / ((high - low) or 1.0) * (extent - 2 * _MARGIN) for v in values]
+
+
+def _label_sides(names: Sequence[str], x: Sequence[float], y: Sequence[float], height: float) -> list[str]:
+    """Where the label of each point goes: the first of _SIDES where it covers no point and no other label.
+
+    x, y: pixels from the lower left corner of the plot, _WIDTH by height. The first choice is free of a line that joins
+    the points from the upper left to the lower right.
     """
-    order = sorted(range(len(sizes)), key=lambda i: (sizes[i], values[i]))
-    near = (max(sizes) - min(sizes)) / 20
-    columns: list[list[int]] = []
-    for i in order:
-        if columns and sizes[i] - sizes[columns[-1][0]] <= near:
-            columns[-1].append(i)
-        else:
-            columns.append([i])
-    sides = [""] * len(sizes)
-    for turn, column in enumerate(columns):
-        pair = ("above", "below") if len(column) == 1 else ("right", "left")
-        for j, i in enumerate(sorted(column, key=lambda i: values[i])):
-            sides[i] = pair[(turn if len(column) == 1 else j) % 2]
+    points = [(a - 6, b - 6, a + 6, b + 6) for a, b in zip(x, y, strict=True)]
+    sides, placed = [""] * len(names), list[_Box]()
+    for i in sorted(range(len(names)), key=lambda i: (x[i], -y[i])):
+        boxes = {side: _label_box(names[i], x[i], y[i], where) for side, where in _SIDES.items()}
+        taken = [*placed, *(p for j, p in enumerate(points) if j != i)]
+
+        def faults(side: str, boxes: dict[str, _Box] = boxes, taken: list[_Box] = taken) -> int:
+            left, low, right, high = box = boxes[side]
+            outside = left < 0 or low < 0 or right > _WIDTH or high > height
+            return outside + sum(_overlap(box, other) for other in taken)
+
+        sides[i] = min(_SIDES, key=faults)
+        placed.append(boxes[sides[i]])
     return sides
+
+
+def _label_box(name: str, x: float, y: float, where: dict[str, Any]) -> _Box:
+    """The place of a label in pixels, estimated: 6.3 for each character."""
+    width, at = min(6.3 * len(name), _LABEL), x + where.get("dx", 0)
+    left = at - width * {"left": 0.0, "right": 1.0}.get(where.get("align", ""), 0.5)
+    middle = y - where.get("dy", 0)
+    return left, middle - 6, left + width, middle + 6
+
+
+def _overlap(a: _Box, b: _Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def _short(labels: Sequence[str]) -> list[str]:

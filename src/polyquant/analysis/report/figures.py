@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from polyquant.analysis.report import charts
+from polyquant.analysis.report import charts, drawing
 from polyquant.analysis.report.gather import Candidate, Overview, gather
 from polyquant.analysis.report.page import page, refuse_existing
 from polyquant.errors import PlanError, UnknownNameError, UnsupportedError, printable
@@ -43,7 +43,7 @@ class Figure:
 
     def svg(self) -> str:
         """The chart as SVG. Raises UnsupportedError without the package vl-convert-python."""
-        return charts.svg(dict(self.spec))
+        return drawing.svg(dict(self.spec))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         shown = {_MIME: self.spec, "text/plain": repr(self)}

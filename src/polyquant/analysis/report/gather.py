@@ -9,12 +9,12 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from polyquant.analysis.compare import Comparison, TensorComparison, compare_checkpoints, sides
+from polyquant.analysis.compare import Comparison, Named, TensorComparison, compare_checkpoints, sides
 from polyquant.analysis.efficient import efficient_names
 from polyquant.analysis.evaluate import Evaluation, evaluate
 from polyquant.analysis.inspect import Inspection, inspect
@@ -26,7 +26,7 @@ from polyquant.errors import PlanError, UnsupportedError, printable
 from polyquant.formats.steps import Progress
 from polyquant.opening import open_checkpoint
 from polyquant.storage.parsed import parsed_once
-from polyquant.types import Checkpoint, Findings
+from polyquant.types import Findings
 
 __all__ = ["BINS", "Candidate", "Histogram", "Overview", "action_of", "diverging", "gather", "layer_and_kind"]
 
@@ -38,6 +38,8 @@ _GENERIC = {"hf", "model", "weights", "out", "output", "latest", "main", "."}
 
 Tick = Callable[[int, int, str], None]
 """Called with (done, total, what)."""
+Seen = Callable[["Candidate"], None]
+"""Called with a candidate as soon as it is compared, and again with its histograms: its findings follow later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +117,15 @@ def gather(
     tokens: int | None = None,
     histograms: int = 4,
     tick: Tick = lambda done, total, what: None,
+    seen: Seen = lambda candidate: None,
 ) -> Overview:
     """Compare each of `others` with the reference. text: evaluate all on it, with at most `tokens` tokens; histograms:
-    number of tensors of each candidate, the worst first. Raises InputError, PlanError, UnsupportedError.
+    number of tensors of each candidate, the worst first; seen: told of candidates early, to draw them meanwhile.
+    Raises InputError, PlanError, UnsupportedError.
     """
     labels = _labels([reference, *others])
     checkpoint = open_checkpoint(reference)
     alone = evaluate(reference, text=text, tokens=tokens) if text is not None and not others else None
-    first = Candidate(labels[0], inspect(reference), validate(reference, headers=True), evaluation=alone)
     candidates = []
     stages = 1 if text is None else 2
 
@@ -135,7 +138,12 @@ def gather(
 
     for i, (label, path) in enumerate(zip(labels[1:], others, strict=True)):
         other = open_checkpoint(path)
-        comparison = compare_checkpoints(checkpoint, other, on_progress=watching(stages * i, label))
+        named = sides(checkpoint, other)
+        comparison = compare_checkpoints(checkpoint, other, named=named, on_progress=watching(stages * i, label))
+        candidate = Candidate(label, inspect(path), Findings(), comparison)
+        seen(candidate)
+        candidate = replace(candidate, histograms=_histograms(named, comparison, histograms))
+        seen(candidate)
         evaluation, problem = None, ""
         if text is not None:
             try:
@@ -144,17 +152,9 @@ def gather(
                 )
             except (UnsupportedError, PlanError) as refused:
                 problem = str(refused)
-        candidates.append(
-            Candidate(
-                label,
-                inspect(path),
-                validate(path, headers=True),
-                comparison,
-                _histograms(checkpoint, other, comparison, histograms),
-                evaluation,
-                problem,
-            )
-        )
+        findings = validate(path, headers=True)
+        candidates.append(replace(candidate, findings=findings, evaluation=evaluation, problem=problem))
+    first = Candidate(labels[0], inspect(reference), validate(reference, headers=True), evaluation=alone)
     return Overview(first, tuple(candidates), _efficient(candidates), "" if text is None else os.fspath(text))
 
 
@@ -198,9 +198,9 @@ def layer_and_kind(name: str) -> tuple[int, str] | None:
 # ---------------------------------------------------------------- histograms
 
 
-def _histograms(a: Checkpoint, b: Checkpoint, comparison: Comparison, most: int) -> tuple[Histogram, ...]:
+def _histograms(named: Named, comparison: Comparison, most: int) -> tuple[Histogram, ...]:
     """Histograms of the matrices with the largest errors."""
-    left, right = sides(a, b)
+    left, right = named
     changed = [t for t in comparison.tensors if len(t.shape) > 1 and t.error.snr < math.inf]
     worst = sorted(changed, key=lambda t: t.error.snr)[:most]
     return tuple(_histogram(t.name, left[t.name], right[t.name]) for t in worst)

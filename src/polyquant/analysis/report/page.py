@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from polyquant.analysis.explain import all_codes
 from polyquant.analysis.report import charts
+from polyquant.analysis.report.charts import Spec
+from polyquant.analysis.report.drawing import ChartProcess, draw, require_packages
 from polyquant.analysis.report.gather import Candidate, Overview, action_of
-from polyquant.errors import PlanError, UnsupportedError, escaped
+from polyquant.errors import PlanError, escaped
 from polyquant.storage.targets import refuse_present
 from polyquant.tables import decibel, size
 
-__all__ = ["page", "refuse_existing", "require_packages"]
+__all__ = ["begin_charts", "page", "refuse_existing"]
 
 _MADE = '<meta name="generator" content="polyquant">'
 _ROWS, _ALL_ROWS, _LEAST_ROWS = 400, 1200, 20
 """Most tensors in a table, the worst ones; in all tables together; least of each table."""
-_MAPS = 10
+MAPS = 10
 """Most candidates that all have maps of their layers; with more, only the efficient ones have them."""
+_MAP_CHARTS = ("type_map", "error_map")
 _ACTIONS = {
     "copied": "same codec, same values",
     "transcoded": "another codec, same values or codes",
@@ -48,16 +50,20 @@ def _start(target: Path) -> str:
         return file.read(2000)
 
 
-def require_packages() -> None:
-    """Raise UnsupportedError without the packages of the extra `report`: ask before long work."""
-    for name, package in (("jinja2", "jinja2"), ("vl_convert", "vl-convert-python")):
-        if find_spec(name) is None:
-            raise UnsupportedError(f"reports require the package '{package}'", hint="pip install 'polyquant[report]'")
+def begin_charts(candidate: Candidate, process: ChartProcess) -> None:
+    """Start to draw what the page shows of a candidate, as far as it is known."""
+    for spec in _charts_of(candidate).values():
+        process.begin(spec)
 
 
-def page(report: Overview) -> str:
-    """Return the page. Raises UnsupportedError without the packages of the extra `report`."""
+def page(report: Overview, process: ChartProcess | None = None) -> str:
+    """Return the page. process: draws the charts, by default this process does. Raises UnsupportedError without the
+    packages of the extra `report`.
+    """
     require_packages()
+    size_chart = charts.size_against_error(report) if report.candidates else {}
+    if process is not None:
+        process.begin(size_chart)
     from jinja2 import Environment, StrictUndefined
 
     from polyquant import __version__
@@ -71,10 +77,10 @@ def page(report: Overview) -> str:
         made=_MADE,
         version=__version__,
         text=escaped(report.text),
-        reference=_shown(report.reference, report),
-        candidates=[_shown(c, report) for c in report.candidates],
-        overview=charts.draw(charts.size_against_error(report)) if report.candidates else "",
-        speeds=charts.draw(charts.speed_against_size(report)) if report.candidates else "",
+        reference=_shown(report.reference, report, process),
+        candidates=[_shown(c, report, process) for c in report.candidates],
+        overview=draw(size_chart, process),
+        speeds=draw(charts.speed_against_size(report), process) if report.candidates else "",
         timed=any(c.speed is not None for c in report.candidates),
         advice=escaped(report.advice),
         machine=escaped(report.machine),
@@ -86,11 +92,30 @@ def page(report: Overview) -> str:
     return out
 
 
-def _shown(candidate: Candidate, report: Overview) -> dict[str, Any]:
+def _charts_of(candidate: Candidate) -> dict[str, Spec]:
+    """The charts of a checkpoint, by the names that the template uses."""
+    return {
+        "type_map": charts.type_map(candidate),
+        "error_map": charts.error_map(candidate) if candidate.comparison is not None else {},
+        "layers": charts.divergence_bars(candidate),
+        "histograms": charts.histogram_bars(candidate.histograms) if candidate.histograms else {},
+    }
+
+
+def _drawn(candidate: Candidate, report: Overview, process: ChartProcess | None) -> dict[str, str]:
+    """The charts of a checkpoint as SVG; none for the reference, if the page has no section about it."""
+    shown = candidate is not report.reference or not report.candidates
+    mapped = len(report.candidates) <= MAPS or candidate.label in report.efficient
+    return {
+        name: draw(spec, process) if shown and (mapped or name not in _MAP_CHARTS) else ""
+        for name, spec in _charts_of(candidate).items()
+    }
+
+
+def _shown(candidate: Candidate, report: Overview, process: ChartProcess | None) -> dict[str, Any]:
     """Text, numbers and charts of a checkpoint, for the template."""
     of, comparison = candidate.inspection, candidate.comparison
     most = max(_LEAST_ROWS, min(_ROWS, _ALL_ROWS // max(1, len(report.candidates))))
-    mapped = len(report.candidates) <= _MAPS or candidate.label in report.efficient
     codes = all_codes()
     return {
         "label": escaped(candidate.label),
@@ -112,10 +137,7 @@ def _shown(candidate: Candidate, report: Overview) -> dict[str, Any]:
         "cosine": None if comparison is None else comparison.error.cosine,
         "notes": [escaped(note) for note in of.notes],
         "problem": escaped(candidate.problem),
-        "type_map": charts.draw(charts.type_map(candidate)) if mapped else "",
-        "error_map": charts.draw(charts.error_map(candidate)) if comparison is not None and mapped else "",
-        "layers": charts.draw(charts.divergence_bars(candidate)),
-        "histograms": charts.draw(charts.histogram_bars(candidate.histograms)) if candidate.histograms else "",
+        **_drawn(candidate, report, process),
         "rows": _rows(candidate, most),
         "hidden": 0 if comparison is None else max(0, len(comparison.tensors) - most),
         "alone": []

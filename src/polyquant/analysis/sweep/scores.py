@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.analysis.divergence import Scores, compare_logits
+from polyquant.analysis.divergence import Scores, compare_with_logits
 from polyquant.analysis.evaluate import Evaluation, context_of, divergence_of, score_of, scored_bytes
 from polyquant.errors import InputError, PlanError
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
-from polyquant.runtime.scoring import log_sum_exp, pieces, steps
+from polyquant.runtime.scoring import log_probs, scored_logits
 from polyquant.runtime.text import read_text, text_tokens
 from polyquant.runtime.windows import Window, halves
 from polyquant.types import F32
@@ -83,15 +83,6 @@ def _passage(model: Model, request: Request) -> _Passage:
     return _Passage(windows, context, scored_bytes(model, ids, windows), digest)
 
 
-def _logits(model: Model, window: Window) -> Iterator[tuple[F32, NDArray[np.int64]]]:
-    """Logits [n, vocab] of the scored tokens of a window, a piece at a time, and the tokens."""
-    cache = model.session().cache
-    for fed, skip, targets in steps(window):
-        states = model.decoder.hidden(fed, cache)[skip:]
-        for piece in pieces(len(targets), model.decoder.hyper.vocab):
-            yield model.decoder.logits(states[piece]), targets[piece]
-
-
 def evaluate_source(
     path: str | os.PathLike[str], request: Request, folder: Path, room: int, threads: int | None, tell: Tell
 ) -> tuple[Evaluation, Stored]:
@@ -108,16 +99,16 @@ def evaluate_source(
             logs, entry = _store(model, window, folder / f"window-{i:05d}.f32")
             files.append(entry)
         else:
-            logs = [_log_probs(logits, targets) for logits, targets in _logits(model, window)]
+            logs = [log_probs(*scored) for scored in _logits(model, window)]
         scores += logs
         tell(i + 1, len(passage.windows))
     evaluation = _evaluation(request, passage, model, np.concatenate(scores))
     return evaluation, Stored(tuple(files), passage.digest, model.vocab, len(passage.windows))
 
 
-def _log_probs(logits: F32, targets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Logits [n, vocab] and the n tokens that follow -> their log p in nats."""
-    return np.asarray(logits[np.arange(len(targets)), targets] - log_sum_exp(logits), np.float64)
+def _logits(model: Model, window: Window) -> Iterator[tuple[F32, NDArray[np.int64]]]:
+    """Logits [n, vocab] of the scored tokens of a window, a piece at a time, and the tokens."""
+    return scored_logits(model.decoder, model.session().cache, window)
 
 
 def _store(model: Model, window: Window, path: Path) -> tuple[list[NDArray[np.float64]], tuple[str, int, int]]:
@@ -129,7 +120,7 @@ def _store(model: Model, window: Window, path: Path) -> tuple[list[NDArray[np.fl
             data = np.ascontiguousarray(logits, np.float32).tobytes()
             file.write(data)
             nbytes, crc = nbytes + len(data), zlib.crc32(data, crc)
-            logs.append(_log_probs(logits, targets))
+            logs.append(log_probs(logits, targets))
     return logs, (path.name, nbytes, crc)
 
 
@@ -148,19 +139,18 @@ def evaluate_against(
     if passage.digest != stored.ids or model.vocab != stored.vocab:
         raise PlanError("the candidate's tokenizer gives other tokens than the source's", file=path)
     reference: Model | None = None
-    parts = []
-    for i, window in enumerate(passage.windows):
+
+    def logits_of(i: int) -> F32:
+        nonlocal reference
         rows = _read(folder, stored.files[i], stored.vocab) if i < len(stored.files) else None
         if rows is None:
             reference = load(source, threads=threads) if reference is None else reference
-            rows = np.concatenate([logits for logits, _ in _logits(reference, window)])
-        at = 0
-        for logits, targets in _logits(model, window):
-            parts.append(compare_logits(logits, rows[at : at + len(logits)], targets))
-            at += len(logits)
-        tell(i + 1, len(passage.windows))
-    mine, theirs, divergence, agree = (np.concatenate(x) for x in zip(*parts, strict=True))
-    return _evaluation(request, passage, model, mine, Scores(mine, theirs, divergence, agree, ()))
+            rows = np.concatenate([logits for logits, _ in _logits(reference, passage.windows[i])])
+        return rows
+
+    windows = passage.windows
+    scores = compare_with_logits(model, windows, logits_of, lambda i: tell(i + 1, len(windows)))
+    return _evaluation(request, passage, model, scores.model, scores)
 
 
 def _read(folder: Path, entry: tuple[str, int, int], vocab: int) -> F32 | None:

@@ -288,6 +288,7 @@ NB_MODULE(_native, m) {
   m.def("instruction_set", &instruction_set);
   bind_affine(m);
   bind_grouped(m);
+  bind_codes(m);
   bind_decoder(m);
   bind_exact(m);
   bind_experts(m);

@@ -210,18 +210,17 @@ PQ_INLINE void unpack_each(const uint8_t* in, size_t count, uint8_t* out, uint16
     std::memcpy(numbers, in, 2 * Fields);
     const uint8_t* codes = in + head;
     if constexpr (Bits == 8) {
-      for (size_t i = 0; i < 32; ++i) out[i] = uint8_t(codes[i] - shift);
+      PQ_LOOP for (size_t i = 0; i < 32; ++i) out[i] = uint8_t(codes[i] - shift);
+    } else if constexpr (Bits == 4) {
+      PQ_LOOP for (size_t i = 0; i < 16; ++i) out[i] = uint8_t((codes[i] & 15) - shift);
+      PQ_LOOP for (size_t i = 0; i < 16; ++i) out[16 + i] = uint8_t((codes[i] >> 4) - shift);
     } else {
-      uint8_t fifth[32] = {};
-      if constexpr (Bits == 5) {
-        for (size_t i = 0; i < 4; ++i) {
-          const uint64_t high = spread<1>(in[2 * Fields + i]) << 4;
-          std::memcpy(fifth + 8 * i, &high, 8);
-        }
-      }
-      for (size_t i = 0; i < 16; ++i) {
-        out[i] = uint8_t(((codes[i] & 15) | fifth[i]) - shift);
-        out[16 + i] = uint8_t((codes[i] >> 4 | fifth[16 + i]) - shift);
+      for (size_t i = 0; i < 4; ++i) {  // eight codes at a time
+        uint64_t x;
+        std::memcpy(&x, codes + 8 * (i % 2), 8);
+        x = (x >> (i < 2 ? 0 : 4) & every_byte(15)) | spread<1>(in[2 * Fields + i]) << 4;
+        x = add_bytes(x, every_byte(uint8_t(-shift)));
+        std::memcpy(out + 8 * i, &x, 8);
       }
     }
   }
@@ -234,16 +233,16 @@ PQ_INLINE void pack_each(const uint8_t* in, const uint16_t* numbers, size_t coun
     std::memcpy(out, numbers, 2 * Fields);
     uint8_t* codes = out + head;
     if constexpr (Bits == 8) {
-      for (size_t i = 0; i < 32; ++i) codes[i] = uint8_t(in[i] + shift);
+      PQ_LOOP for (size_t i = 0; i < 32; ++i) codes[i] = uint8_t(in[i] + shift);
     } else {
-      uint8_t moved[32];
-      for (size_t i = 0; i < 32; ++i) moved[i] = uint8_t(in[i] + shift);
-      for (size_t i = 0; i < 16; ++i) codes[i] = uint8_t((moved[i] & 15) | moved[16 + i] << 4);
+      PQ_LOOP for (size_t i = 0; i < 16; ++i) codes[i] =
+          uint8_t(((in[i] + shift) & 15) | ((in[16 + i] + shift) & 15) << 4);
       if constexpr (Bits == 5) {
         for (size_t i = 0; i < 4; ++i) {
-          uint64_t eight;
-          std::memcpy(&eight, moved + 8 * i, 8);
-          out[2 * Fields + i] = uint8_t(gather<1>(eight >> 4 & every_byte(1)));
+          uint64_t x;
+          std::memcpy(&x, in + 8 * i, 8);
+          x = add_bytes(x, every_byte(shift)) >> 4 & every_byte(1);
+          out[2 * Fields + i] = uint8_t(gather<1>(x));
         }
       }
     }

@@ -24,6 +24,7 @@ from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Verdict, keeps, resolved
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.read_only import ReadOnlyBlocks
+from polyquant.ops import code_streams
 from polyquant.types import F32, U8, Affine, Blocks, Codec, Parts, Shape, Ternary, Weight, as_matrix
 
 __all__ = [
@@ -40,7 +41,7 @@ __all__ = [
     "verdict",
 ]
 
-_BLOCK = 32
+_BLOCK = code_streams.BLOCK
 _BLOCKS = {
     "q4_0": Integers(4, _BLOCK), "q4_1": Integers(4, _BLOCK, zero="bias"), "q5_0": Integers(5, _BLOCK),
     "q5_1": Integers(5, _BLOCK, zero="bias"), "q8_0": Integers(8, _BLOCK),
@@ -106,28 +107,15 @@ def _of_ternary(form: Ternary) -> Affine:
 
 
 def _of_blocks(traits: Integers, blocks: U8, matrix: tuple[int, int]) -> Affine:
-    """uint8 [rows, K / 32 * size]: d f16, m f16 for types with a minimum, the fifth bits for 5 bits, then codes."""
+    """Codes of ggml blocks, uint8 [rows, K / 32 * size]."""
     rows, k = matrix
-    cells = blocks.reshape(rows, k // _BLOCK, -1)
-    scale, at = _floats(cells, 0), 2
-    bias = None
-    if traits.zero == "bias":
-        bias, at = _floats(cells, 2), 4
-    if traits.bits == 8:
-        codes = np.ascontiguousarray(cells[:, :, at:]).view(np.int8)
-    else:
-        nibbles = cells[:, :, -16:]
-        codes = np.concatenate([nibbles & 15, nibbles >> 4], 2).astype(np.int8)
-        if traits.bits == 5:
-            fifth = np.unpackbits(cells[:, :, at : at + 4], axis=2, bitorder="little").astype(np.int8)
-            codes += fifth << 4
-        codes -= np.int8(2 ** (traits.bits - 1))
-    offset = np.full_like(scale, 0 if bias is None else -(2 ** (traits.bits - 1)))
-    return Affine(traits.bits, codes.reshape(rows, k), scale, offset, bias=bias)
-
-
-def _floats(cells: U8, at: int) -> F32:
-    return np.ascontiguousarray(cells[:, :, at : at + 2]).view("<f2")[:, :, 0].astype(np.float32)
+    count, numbers = rows * (k // _BLOCK), 2 if traits.zero == "bias" else 1
+    shift = 2 ** (traits.bits - 1) if traits.bits < 8 else 0
+    codes, halves = code_streams.unpack_blocks(blocks.reshape(count, -1), traits.bits, numbers, shift)
+    tables = halves.T.astype(np.float32).reshape(numbers, rows, k // _BLOCK)
+    bias = tables[1] if numbers == 2 else None
+    offset = np.full_like(tables[0], 0 if bias is None else -(2 ** (traits.bits - 1)))
+    return Affine(traits.bits, codes.view(np.int8).reshape(rows, k), tables[0], offset, bias=bias)
 
 
 # ------------------------------------------------------------ which codec holds which codes
@@ -251,22 +239,11 @@ def reordered(codes: Affine, order: NDArray[np.int64]) -> Affine:
 def _packed_blocks(codes: Affine, name: str) -> U8:
     """Blocks of 32, uint8 [rows, K / 32 * size]. Raises CodecError."""
     rows, k = codes.codes.shape
-    want = _BLOCKS[name]
+    want, half = _BLOCKS[name], np.dtype(np.float16)
     got = stored_codes(name, codes, want, k // _BLOCK)
-    fields = [_half(name, "scales", got.scale)]
+    numbers = [stored_table(name, "scales", got.scale, half)]
     if got.bias is not None:
-        fields.append(_half(name, "minima", got.bias))
-    cells = got.codes.reshape(rows, k // _BLOCK, _BLOCK)
-    if want.bits == 8:
-        fields.append(cells - np.uint8(128))
-    else:
-        if want.bits == 5:
-            fields.append(np.packbits(np.asarray(cells >> 4, np.uint8), axis=2, bitorder="little"))
-        fields.append(np.asarray(cells[:, :, :16] & 15 | cells[:, :, 16:] << 4, np.uint8))
-    return np.concatenate(fields, 2).reshape(rows, -1)
-
-
-def _half(name: str, what: str, values: F32) -> U8:
-    """float32 [rows, blocks] -> half-precision bytes, uint8 [rows, blocks, 2]. Raises CodecError if they do not fit."""
-    stored: U8 = stored_table(name, what, values, np.dtype("<f2"))[:, :, None].view(np.uint8)
-    return stored
+        numbers.append(stored_table(name, "minima", got.bias, half))
+    halves = np.stack([n.reshape(-1) for n in numbers], 1)
+    shift = (got.shift - (128 if want.bits == 8 else 0)) % 256
+    return code_streams.pack_blocks(got.raw.reshape(-1, _BLOCK), halves, want.bits, shift).reshape(rows, -1)

@@ -24,6 +24,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyquant.codecs.affine_codec import (
     FLOAT_TYPES,
@@ -36,7 +37,7 @@ from polyquant.codecs.affine_codec import (
 )
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
-from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
+from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import code_streams, int8
 from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape
 
@@ -125,6 +126,13 @@ class CompressedTensors(AffineCodec):
 
     def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None]:
         """Scales and zero points, [N, G], or [N, K] with a group index."""
+        scale, offset, _, index = self.group_tables(parts, shape)
+        if index is not None:
+            scale, offset = (grouped_columns(self.name, table, index) for table in (scale, offset))
+        return scale, offset, None
+
+    def group_tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None, NDArray[Any] | None]:
+        """The same per group [N, G], and the group index."""
         specs, n = self.specs(shape), shape[0]
         scale = _table(exact_part(parts, "weight_scale", specs["weight_scale"]), n)
         if not self.zeros:
@@ -133,10 +141,7 @@ class CompressedTensors(AffineCodec):
             stored = exact_part(parts, "weight_zero_point", specs["weight_zero_point"])
             packed = self.zeros == "zpp"
             offset = np.ascontiguousarray(self._signed(stored.T, n).T, np.float32) if packed else _table(stored, n)
-        if self.ordered:
-            index = exact_part(parts, "weight_g_idx", specs["weight_g_idx"])
-            scale, offset = (grouped_columns(self.name, table, index) for table in (scale, offset))
-        return scale, offset, None
+        return scale, offset, None, exact_part(parts, "weight_g_idx", specs["weight_g_idx"]) if self.ordered else None
 
     def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> I8:
         """Signed codes of rows [a, b)."""
@@ -145,19 +150,18 @@ class CompressedTensors(AffineCodec):
         return self._signed(stored, shape[1]) if self.words else np.asarray(stored)
 
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
-        """Write rows of codes. Raises CodecError if the codes or their scales cannot be held, and for act-order."""
-        if self.ordered:
-            raise UnsupportedError(f"{self.name} is read-only", hint="choose a codec without .act")
+        """Write rows of codes. Raises CodecError if the codes or their scales cannot be held."""
         scales = out["weight_scale"]
         got = stored_codes(self.name, codes, self.integers, 1 if self.tensor else scales.shape[1])
         rows = slice(start, start + len(codes.codes))
         if self.words:
             pitch = 4 * out["weight_packed"].shape[1]
-            out["weight_packed"][rows] = code_streams.pack(got.codes, self.bits, pitch).view("<i4")
+            out["weight_packed"][rows] = code_streams.pack(got.raw, self.bits, pitch, got.shift).view("<i4")
         else:
-            out["weight"][rows] = (got.codes - np.uint8(128)).view(np.int8)
+            shift = np.uint8((got.shift - 128) % 256)
+            out["weight"][rows] = ((got.raw + shift) if shift else got.raw).view(np.int8)
         table = stored_table(self.name, "scales", got.scale, scales.dtype)
-        zero = got.zero - np.float32(2 ** (self.bits - 1))
+        zero = got.zero - np.float32(2 ** (self.bits - 1)) if self.zeros else got.zero
         if self.tensor:
             if (table != table[:1]).any() or (start and scales[0] != table[0, 0]):
                 raise CodecError(f"{self.name} has one scale per tensor", found="several", hint="requantize")
@@ -168,15 +172,14 @@ class CompressedTensors(AffineCodec):
         elif self.zeros:
             words = out["weight_zero_point"]
             first = start * self.bits // 32
-            stream = code_streams.pack(
-                np.ascontiguousarray(got.zero.T).astype(np.uint8), self.bits, _pitch(codes, self)
-            )
+            stream = code_streams.pack(got.zero.T.astype(np.uint8), self.bits, _pitch(codes, self))
             words[first : first + stream.shape[1] // 4] = stream.view("<i4").T
+        if self.ordered:
+            out["weight_g_idx"][:] = got.index
 
     def _signed(self, words: Any, count: int) -> I8:
-        """int32 [rows, words] -> int8 [rows, count]."""
-        stored = unpacked_bits(words, self.bits)[:, :count]
-        return (stored - np.uint8(2 ** (self.bits - 1))).view(np.int8)  # modulo 256: two's complement
+        """int32 [rows, words] -> int8 [rows, count]; modulo 256, which is two's complement."""
+        return unpacked_bits(words, self.bits, count, 2 ** (self.bits - 1)).view(np.int8)
 
 
 def _pitch(codes: Affine, codec: CompressedTensors) -> int:

@@ -1,7 +1,7 @@
 """Packings of b-bit codes. Native counterparts: native/code_streams.cpp.
 
     stream       code i of a row is bits [b i, b i + b) of its bytes, lowest bits first; b from 1 to 8
-    columns      the stream of each row of codes is a column of 32-bit words: codes [N, K] <-> words [K b / 32, N] (GPTQ)
+    columns      the stream of each row of codes is a column of 32-bit words: codes [N, K], words [K b / 32, N] (GPTQ)
     interleaved  4 bits: nibble p of word [k, j] is the code of row 8 j + (0, 2, 4, 6, 1, 3, 5, 7)[p], column k (AWQ)
     blocks       ggml's q4_0, q4_1, q5_0, q5_1, q8_0: numbers f16 (d, then m), the fifth bits of 32 codes, 16 or 32
                  bytes of codes: byte j has code j in its low and code j + 16 in its high bits

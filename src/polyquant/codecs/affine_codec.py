@@ -100,8 +100,7 @@ class AffineCodec(ABC):
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns at whose multiples parts can be cut, so that each piece is a weight of this codec; 0: uncut.
-        """
+        """Rows and columns at whose multiples parts can be cut into weights of this codec; 0: not at all."""
         traits = self.integers
         return 32, 0 if traits.ordered else math.lcm(32, traits.group or 1)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.affine_codec import stored_codes, stored_table
+from polyquant.codecs.affine_codec import AffineCodec, stored_codes, stored_table
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.codecs.fp8 import FP8
@@ -25,12 +25,14 @@ from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Verdict, kee
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.read_only import ReadOnlyBlocks
 from polyquant.ops import code_streams
-from polyquant.types import F32, U8, Affine, Blocks, Codec, Parts, Shape, Ternary, Weight, as_matrix
+from polyquant.types import F32, U8, Affine, Blocks, Codec, Floats, Parts, Shape, Ternary, Weight, as_matrix
 
 __all__ = [
     "affine_of",
     "as_blocks",
+    "block_codes",
     "blocks_of",
+    "cut_at",
     "exact_msmodelslim",
     "floats_of",
     "integers_of",
@@ -38,6 +40,7 @@ __all__ = [
     "recoded",
     "reordered",
     "same_codes",
+    "unchanged",
     "verdict",
 ]
 
@@ -106,6 +109,28 @@ def _of_ternary(form: Ternary) -> Affine:
     return Affine(2, form.codes, scale, np.zeros_like(scale))
 
 
+def block_codes(codec: Codec, parts: Parts, rows: slice | NDArray[np.int64]) -> Affine | None:
+    """Codes of these rows, if the codec is a ggml type of even levels."""
+    if codec.name not in _BLOCKS:
+        return None
+    blocks, traits = parts["blocks"], _BLOCKS[codec.name]
+    chosen = np.ascontiguousarray(blocks[rows])
+    size = code_streams.block_bytes(traits.bits, 2 if traits.zero == "bias" else 1)
+    return _of_blocks(traits, chosen, (len(chosen), blocks.shape[1] // size * _BLOCK))
+
+
+def cut_at(codec: Codec) -> tuple[int, int]:
+    """Rows and columns at whose multiples the parts of a matrix can be cut into weights of the same codec; 0: not at
+    all.
+    """
+    tile: tuple[int, int] | None = getattr(codec, "tile", None)
+    if isinstance(codec, HoldsIntegers) and tile is not None:
+        return tile
+    if codec.form is Floats or codec.name in _BLOCKS:
+        return (1, codec.granule[1]) if codec.row_sliced else (0, 0)
+    return (1, 0) if codec.row_sliced else (0, 0)
+
+
 def _of_blocks(traits: Integers, blocks: U8, matrix: tuple[int, int]) -> Affine:
     """Codes of ggml blocks, uint8 [rows, K / 32 * size]."""
     rows, k = matrix
@@ -133,12 +158,25 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
     general = keeps(have, want, matrix[1])
     if general.fate is Fate.IMPOSSIBLE or not general.conditions:
         return general
+    return resolved(general, have, want, *_tables(weight, matrix))
+
+
+def _tables(weight: Weight, matrix: tuple[int, int]) -> tuple[F32, F32, F32 | None]:
+    """Scales, offsets and biases per group, float32 [N, G]."""
     codec = weight.codec
-    if hasattr(codec, "tables"):
-        return resolved(general, have, want, *codec.tables(weight.parts, matrix))
+    if isinstance(codec, AffineCodec):
+        return codec.group_tables(weight.parts, matrix)[:3]
+    if isinstance(codec, MsModelSlim):
+        return codec.tables(weight.parts, matrix)
     codes = affine_of(codec, weight.parts, matrix)
     assert codes is not None
-    return resolved(general, have, want, codes.scale, codes.offset, codes.bias)
+    return codes.scale, codes.offset, codes.bias
+
+
+def unchanged(weight: Weight, target: Codec) -> bool:
+    """True if every weight keeps its value in `target`."""
+    found = verdict(weight, target)
+    return weight.codec.name == target.name or (found is not None and found.fate is Fate.EXACT)
 
 
 def same_codes(weight: Weight, target: Codec) -> bool:
@@ -196,10 +234,9 @@ def blocks_of(weight: Weight) -> str | None:
 
 def _verdict_named(weight: Weight, name: str) -> Verdict:
     have = integers_of(weight.codec)
-    assert have is not None and isinstance(weight.codec, HoldsIntegers)
-    general = keeps(have, _BLOCKS[name], as_matrix(weight.shape)[1])
-    tables: Any = weight.codec
-    return resolved(general, have, _BLOCKS[name], *tables.tables(weight.parts, as_matrix(weight.shape)))
+    assert have is not None
+    matrix = as_matrix(weight.shape)
+    return resolved(keeps(have, _BLOCKS[name], matrix[1]), have, _BLOCKS[name], *_tables(weight, matrix))
 
 
 def recoded(codes: Affine, target: Codec) -> dict[str, NDArray[Any]]:

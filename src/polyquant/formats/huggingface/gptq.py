@@ -59,7 +59,8 @@ def weight_of(
         raise InputError("groups do not divide the inputs", tensor=module, expected=f"a divisor of {k}", found=groups)
     group = k // groups if groups > 1 else 0
     ordered = index is not None and not _counts_up(f"{module}.g_idx", index, k // groups, read)
-    codec = GPTQ(bits, group, packing == "gptq_v2", ordered, float_word(module, "scales", scales))
+    dtype = float_word(module, "scales", scales)
+    codec = GPTQ(bits, group, settings.get("sym") is True, packing == "gptq_v2", ordered, dtype)
     return fitting(module, (n, k), codec, tensors, spare=("g_idx",))
 
 
@@ -79,20 +80,22 @@ class _GPTQ:
     """Writing GPTQ."""
 
     name, title, methods = "gptq", "GPTQ weights", frozenset({"gptq"})
-    default = "gptq.4.g128"
+    default = "gptq.4.g128.sym"
 
     def holds(self, codec: Codec) -> bool:
         """True for GPTQ codecs."""
         return isinstance(codec, GPTQ)
 
     def holding(self, codec: Codec, shape: Shape) -> Codec | None:
-        """The same group and half-precision scales; the next wider bits of 2, 3, 4 and 8."""
+        """The same groups and half-precision scales; the next wider bits of 2, 3, 4 and 8. Symmetric codes stay so."""
         have = integers_of(codec)
         if isinstance(codec, GPTQ) or have is None or len(shape) != 2:
             return codec if isinstance(codec, GPTQ) else None
         bits = next(b for b in BITS if b >= have.bits)
-        fitting_words = shape[0] * bits % 32 == 0 and shape[1] * bits % 32 == 0
-        return GPTQ(bits, have.group if have.group < shape[1] else 0) if fitting_words else None
+        if shape[0] * bits % 32 or shape[1] * bits % 32:
+            return None
+        group = have.group if have.group < shape[1] else 0
+        return GPTQ(bits, group, sym=have.zero == "none", ordered=have.ordered)
 
     def quantizes(self, name: str, shape: Shape) -> bool:
         """Linear layers without the output head."""

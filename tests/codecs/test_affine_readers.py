@@ -152,7 +152,7 @@ def test_invalid_shapes(name, shape):
 @pytest.mark.parametrize(
     "name",
     ["gptq", "gptq.5", "gptq.4.g", "gptq.4.v3", "gptq.4.act.g32", "awq", "awq.8", "awq.4.f16", "compressed",
-        "compressed.i4", "compressed.p4.bf16", "chatglm.2", "chatglm"],
+        "compressed.i5", "compressed.p4.bf16", "chatglm.2", "chatglm"],
 )  # fmt: skip
 def test_unknown_names(name):
     with pytest.raises(UnknownNameError):

@@ -225,7 +225,7 @@ def group_count(name: str, shape: Shape, group: int) -> int:
 
     Raises CodecError for a non-matrix or if K is not a multiple of it.
     """
-    if len(shape) != 2:
+    if len(shape) != 2 or min(shape) < 0:
         raise CodecError(f"{name} needs a matrix", expected="[N, K]", found=list(shape))
     if group and shape[1] % group:
         raise CodecError(

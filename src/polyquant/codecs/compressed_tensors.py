@@ -1,19 +1,20 @@
 """compressed-tensors checkpoints (llm-compressor) with integer weights, in two layouts.
 
-    int-quantized    weight         i8  [N, K]                 one code per byte
+    int-quantized    weight         i8  [N, K]                 one code per byte, of 8 or 4 bits
     pack-quantized   weight_packed  i32 [N, ceil(K b / 32)]    row n: q + 2^(b - 1) as a b-bit stream (b from 2 to 8),
                                                                lowest bits of a word first
     both             weight_scale   [N, G], [N, 1] or [1]      per group, row or tensor
                      weight_zero_point                         if asymmetric: i8 in the shape of the scales,
                                                                or packed along rows, i32 [ceil(N b / 32), G]
                      weight_g_idx   i32 [K]                    group of each column; only with activation order ("act")
+                     input_scale [1], input_zero_point i8 [1]  of statically quantized inputs ("static", "szp")
 
     w = (q - z) * s
 
 weight_shape i64 [2], stored with packed codes, gives N and K: the last word of a row may be padded.
 ".dynamic" means that inputs are quantized per token at run time; the bytes are the same.
 Names: compressed.i8   compressed.p4.g128   .zp (i8 zero points)   .zpp (packed zero points)   .tensor   .act
-       .f16 .f32 (dtype of the scales; default bf16)   .dynamic
+       .f16 .f32 (dtype of the scales; default bf16)   .dynamic   .static (input_scale)   .szp (and input_zero_point)
 Source: github.com/vllm-project/compressed-tensors (facts).
 """
 
@@ -37,7 +38,7 @@ from polyquant.codecs.affine_codec import (
 )
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
-from polyquant.errors import CodecError, UnknownNameError
+from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
 from polyquant.ops import code_streams, int8
 from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape
 
@@ -56,7 +57,8 @@ class CompressedTensors(AffineCodec):
 
     bits: 2 to 8. words: codes are packed into 32-bit words. group: columns per scale, 0 for the whole row. zeros: "",
     "zp" (i8) or "zpp" (packed). tensor: one scale per tensor. ordered: a group index per column. dtype: of the scales.
-    dynamic: inputs are quantized per token.
+    dynamic: inputs are quantized per token. static: "", "static" or "szp": the parts have a scale of the inputs, and a
+    zero point; they are copied, never computed.
     """
 
     bits: int
@@ -67,6 +69,7 @@ class CompressedTensors(AffineCodec):
     ordered: bool = False
     dtype: str = "bf16"
     dynamic: bool = False
+    static: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -76,7 +79,7 @@ class CompressedTensors(AffineCodec):
         """Codec name: layout, bits, and the options that are not the default."""
         flags = {
             f"g{self.group}": self.group, self.zeros: self.zeros, "tensor": self.tensor, "act": self.ordered,
-            self.dtype: self.dtype != "bf16", "dynamic": self.dynamic,
+            self.dtype: self.dtype != "bf16", "dynamic": self.dynamic, self.static: self.static,
         }  # fmt: skip
         return ".".join(
             [
@@ -106,18 +109,23 @@ class CompressedTensors(AffineCodec):
             parts["weight_zero_point"] = ArraySpec(table, _INT8)
         elif self.zeros:
             parts["weight_zero_point"] = ArraySpec((-(-n * self.bits // 32), groups), _INT32)
+        if self.static:
+            parts["input_scale"] = ArraySpec((1,), FLOAT_TYPES[self.dtype])
+        if self.static == "szp":
+            parts["input_zero_point"] = ArraySpec((1,), _INT8)
         return parts | ({"weight_g_idx": ArraySpec((k,), _INT32)} if self.ordered else {})
 
     @property
     def writable(self) -> bool:
-        """False with a group index, which only the program that chose the order of columns can give."""
-        return not self.ordered
+        """False with a group index or a scale of the inputs, which only the program that chose them can give."""
+        return not (self.ordered or self.static)
 
     @property
     def integers(self) -> Integers:
         """Codes of `bits` bits with a scale per group, row or tensor."""
-        zero = "integer" if self.zeros else "none"
-        return Integers(self.bits, self.group, self.dtype, zero, self.tensor, self.ordered)  # type: ignore[arg-type]
+        zero: Any = "integer" if self.zeros else "none"
+        dtype: Any = self.dtype
+        return Integers(self.bits, self.group, dtype, zero, self.tensor, self.ordered, fixed=bool(self.static))
 
     @property
     def row_sliced(self) -> bool:
@@ -150,7 +158,11 @@ class CompressedTensors(AffineCodec):
         return self._signed(stored, shape[1]) if self.words else np.asarray(stored)
 
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
-        """Write rows of codes. Raises CodecError if the codes or their scales cannot be held."""
+        """Write rows of codes. Raises CodecError if the codes or their scales cannot be held, UnsupportedError with
+        static inputs.
+        """
+        if self.static:
+            raise UnsupportedError(f"{self.name} is read-only", hint="choose a codec without .static or .szp")
         scales = out["weight_scale"]
         got = stored_codes(self.name, codes, self.integers, 1 if self.tensor else scales.shape[1])
         rows = slice(start, start + len(codes.codes))
@@ -158,7 +170,7 @@ class CompressedTensors(AffineCodec):
             pitch = 4 * out["weight_packed"].shape[1]
             out["weight_packed"][rows] = code_streams.pack(got.raw, self.bits, pitch, got.shift).view("<i4")
         else:
-            shift = np.uint8((got.shift - 128) % 256)
+            shift = np.uint8((got.shift - 2 ** (self.bits - 1)) % 256)
             out["weight"][rows] = ((got.raw + shift) if shift else got.raw).view(np.int8)
         table = stored_table(self.name, "scales", got.scale, scales.dtype)
         zero = got.zero - np.float32(2 ** (self.bits - 1)) if self.zeros else got.zero
@@ -202,10 +214,11 @@ def compressed_tensors_named(name: str) -> CompressedTensors:
         "tensor": "tensor" in words,
         "ordered": "act" in words,
         "dynamic": "dynamic" in words,
+        "static": next((w for w in words if w in ("static", "szp")), ""),
         "dtype": next((w for w in words if w in FLOAT_TYPES), "bf16"),
         "group": next((int(w[1:]) for w in words if w[:1] == "g" and w[1:].isdecimal() and len(w) < 8), 0),
     }
-    if layout == "i8" or (layout[:1] == "p" and layout[1:] in map(str, range(2, 9))):
+    if layout in ("i8", "i4") or (layout[:1] == "p" and layout[1:] in map(str, range(2, 9))):
         codec = CompressedTensors(int(layout[1]), layout[0] == "p", **flags)
         if codec.name == name:
             return codec

@@ -26,7 +26,7 @@ from polyquant.types import F32, Affine, Codec, Parts, Shape, StoredArray, Weigh
 
 __all__ = ["Packer", "converted", "copied"]
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 19
 """Weights that are unpacked at once."""
 _COPIED = 1 << 23
 """Bytes that are copied at once."""
@@ -249,7 +249,7 @@ def _tile(
     sides = [_Side.read(w, rows, tile.columns) for w, rows in zip(weights, wanted, strict=True)]
     filler: Any = target if claims(target, PacksRows) and len(sides) == 1 else None  # type: ignore[type-abstract]
     filled = None if filler is None else filler.empty(tile.shape)
-    size = max(32, _CHUNK // max(1, tile.shape[1]) // 32 * 32)
+    size = max(128, _CHUNK // max(1, tile.shape[1]) // 128 * 128)  # 128 rows: a cache line of words of AWQ
     if filled is None and not target.row_sliced:
         size = max(1, len(index))
     made: list[Parts] = []

@@ -131,7 +131,7 @@ class _GPTQ:
         return {
             "quantization_config": {
                 "quant_method": "gptq", "bits": common.bits, "group_size": common.group or -1,
-                "desc_act": common.ordered, "sym": False, "lm_head": head,
+                "desc_act": any(c.ordered for c in codecs), "sym": all(c.sym for c in codecs), "lm_head": head,
                 "checkpoint_format": packing, "format": packing, "pack_dtype": "int32",
                 **({"dynamic": dynamic} if dynamic else {}),
             }

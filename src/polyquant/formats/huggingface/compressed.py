@@ -2,8 +2,8 @@
 codecs/compressed_tensors.py.
 
 formats/huggingface/fp8.py reads weights of 8-bit floats. Other formats (nvfp4, marlin-24) are named but not decoded.
-Static input scales, X.input_scale and X.input_zero_point, are parts of the weight if they are [1], of the scales' dtype;
-others are omitted with a note, since they do not change the weights.
+Static input scales, X.input_scale and X.input_zero_point, are parts of the weight if they are [1] and of the scales'
+dtype; others are omitted with a note, since they do not change the weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.errors import InputError, printable
 from polyquant.formats.huggingface import fp8
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
-from polyquant.formats.huggingface.schemes import StoredTensor, linear_names, stored_parts
+from polyquant.formats.huggingface.schemes import StoredTensor, group_sizes, linear_names, stored_parts
 from polyquant.formats.linears import is_linear
 from polyquant.types import Codec, Shape, TensorSpec
 
@@ -229,11 +229,13 @@ class _CompressedTensors:
         """quantization_config as llm-compressor writes it, with a group per codec. All linear layers are targets if
         there is one codec. A source's scheme of the KV cache is kept with its scales.
         """
-        codecs = {t.codec.name: t.codec for t in tensors if isinstance(t.codec, CompressedTensors)}
+        sizes = group_sizes(tensors)
+        own = {t.name: replace(t.codec, group=sizes[t.name]) for t in tensors if isinstance(t.codec, CompressedTensors)}
+        codecs = {codec.name: codec for codec in own.values()}
         formats = {name: PACKED if codec.words else "int-quantized" for name, codec in codecs.items()}
         groups = {}
         for i, (name, codec) in enumerate(codecs.items()):
-            modules = [t.name.removesuffix(".weight") for t in tensors if t.codec.name == name]
+            modules = [tensor.removesuffix(".weight") for tensor, its in own.items() if its == codec]
             targets = ["Linear"] if len(codecs) == 1 else modules
             groups[f"group_{i}"] = {"targets": targets, **_described(codec), "format": formats[name]}
         single = len(set(formats.values())) == 1

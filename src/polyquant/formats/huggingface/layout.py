@@ -37,8 +37,8 @@ def lay_out(
     """Lay out safetensors shards of at most shard_bytes (a larger tensor gets its own shard), the index, and `files`.
 
     Of `files` only config.json is changed, if it would cause the weights to be misread. metadata: `__metadata__` of
-    every shard, default {"format": "pt"}. before: the source's config.json, of which schemes keep what does not concern the
-    weights. Raises PlanError for unsupported codecs and for names that collide.
+    every shard, default {"format": "pt"}. before: the source's config.json, of which schemes keep what does not
+    concern the weights. Raises PlanError for unsupported codecs and for names that collide.
     """
     files = _with_matching_config(tensors, files, before or {})
     metadata = {"format": "pt"} if metadata is None else metadata

@@ -9,8 +9,8 @@ namespace polyquant {
 
 namespace {
 
-constexpr size_t kTileColumns = 16;  // one cache line of words
-constexpr size_t kTileWords = 96;    // 6 KB of words per tile
+constexpr size_t kTileColumns = 64;  // four cache lines of words: fewer pages per byte
+constexpr size_t kTileWords = 96;    // 24 KB of words per tile
 constexpr int kOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 // ---------------------------------------------------------------- widths that divide 8

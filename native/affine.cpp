@@ -48,6 +48,10 @@ PQ_SIMD void decode(const int8_t* codes, size_t size, float scale, float offset,
   for (size_t i = 0; i < size; ++i) w[i] = (float(codes[i]) - offset) * scale;
 }
 
+PQ_SIMD void decode_biased(const int8_t* codes, size_t size, float scale, float offset, float bias, float* w) {
+  for (size_t i = 0; i < size; ++i) w[i] = (float(codes[i]) - offset) * scale + bias;
+}
+
 PQ_SIMD int32_t sum_of(const int8_t* codes, size_t n) {
   int32_t sum = 0;
   for (size_t i = 0; i < n; ++i) sum += codes[i];
@@ -82,8 +86,14 @@ void affine_encode(const float* w, size_t groups, size_t size, Levels levels, co
     encode(w + g * size, size, scale[g], offset[g], levels.low, levels.high, codes + g * size);
 }
 
-void affine_decode(const int8_t* codes, size_t groups, size_t size, const float* scale, const float* offset, float* w) {
-  for (size_t g = 0; g < groups; ++g) decode(codes + g * size, size, scale[g], offset[g], w + g * size);
+void affine_decode(const int8_t* codes, size_t groups, size_t size, const float* scale, const float* offset,
+                   const float* bias, float* w) {
+  for (size_t g = 0; g < groups; ++g) {
+    if (bias)
+      decode_biased(codes + g * size, size, scale[g], offset[g], bias[g], w + g * size);
+    else
+      decode(codes + g * size, size, scale[g], offset[g], w + g * size);
+  }
 }
 
 void row_sums(const int8_t* codes, size_t rows, size_t cols, int64_t* sums) {
@@ -107,7 +117,7 @@ bool affine_quantize(const BlockKernel& source, const uint8_t* data, size_t rows
       if (!std::isfinite(scale[g])) return false;
     affine_encode(row, groups, size, levels, scale, offset, codes);
     if (!errors) continue;
-    affine_decode(codes, groups, size, scale, offset, back);
+    affine_decode(codes, groups, size, scale, offset, nullptr, back);
     const ErrorSums e = error_sums(row, back, cols);
     *errors = {errors->aa + e.aa, errors->bb + e.bb, errors->ab + e.ab, errors->dd + e.dd,
                std::max(errors->worst, e.worst)};

@@ -21,7 +21,9 @@ Levels levels_of(int bits, bool symmetric);
 void affine_grid(const float* w, size_t groups, size_t size, Levels levels, float* scale, float* offset);
 void affine_encode(const float* w, size_t groups, size_t size, Levels levels, const float* scale, const float* offset,
                    int8_t* codes);
-void affine_decode(const int8_t* codes, size_t groups, size_t size, const float* scale, const float* offset, float* w);
+// bias: null, or one per group, added to the products.
+void affine_decode(const int8_t* codes, size_t groups, size_t size, const float* scale, const float* offset,
+                   const float* bias, float* w);
 
 void row_sums(const int8_t* codes, size_t rows, size_t cols, int64_t* sums);
 

@@ -287,6 +287,7 @@ NB_MODULE(_native, m) {
   m.def("ternarize", &ternarize_blocks, "w"_a, "codes"_a.noconvert(), "scale"_a.noconvert());
   m.def("instruction_set", &instruction_set);
   bind_affine(m);
+  bind_codes(m);
   bind_grouped(m);
   bind_decoder(m);
   bind_exact(m);

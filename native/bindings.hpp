@@ -95,6 +95,7 @@ struct MatrixGroup {
 };
 
 void bind_affine(nanobind::module_& m);
+void bind_codes(nanobind::module_& m);
 void bind_grouped(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);
 void bind_exact(nanobind::module_& m);

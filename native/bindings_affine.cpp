@@ -66,12 +66,14 @@ void encode_py(Matrix w, Matrix scale, Matrix offset, CodesOut codes, int bits, 
   affine_encode(w.data(), scale.size(), size, levels, scale.data(), offset.data(), codes.data());
 }
 
-void decode_py(Codes codes, Matrix scale, Matrix offset, MatrixOut w) {
+void decode_py(Codes codes, Matrix scale, Matrix offset, MatrixOut w, std::optional<Matrix> bias) {
   const size_t size = group_size(codes, scale, offset);
+  if (bias && (bias->shape(0) != scale.shape(0) || bias->shape(1) != scale.shape(1)))
+    throw nb::value_error("requires a bias per group of columns");
   if (codes.shape(0) != w.shape(0) || codes.shape(1) != w.shape(1))
     throw nb::value_error("requires one weight per code");
   nb::gil_scoped_release release;
-  affine_decode(codes.data(), scale.size(), size, scale.data(), offset.data(), w.data());
+  affine_decode(codes.data(), scale.size(), size, scale.data(), offset.data(), bias ? bias->data() : nullptr, w.data());
 }
 
 using Bytes = Array<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -167,7 +169,7 @@ void bind_affine(nb::module_& m) {
         "deq_scale"_a.none(), "quant_bias"_a.none());
   m.def("affine_grid", &grid_py, "w"_a, "scale"_a.noconvert(), "offset"_a.noconvert(), "bits"_a, "symmetric"_a);
   m.def("affine_encode", &encode_py, "w"_a, "scale"_a, "offset"_a, "codes"_a.noconvert(), "bits"_a, "symmetric"_a);
-  m.def("affine_decode", &decode_py, "codes"_a, "scale"_a, "offset"_a, "w"_a.noconvert());
+  m.def("affine_decode", &decode_py, "codes"_a, "scale"_a, "offset"_a, "w"_a.noconvert(), "bias"_a.none() = nb::none());
   m.def("affine_row_sums", &row_sums_py, "codes"_a, "sums"_a.noconvert());
   m.def("affine_quantize", &quantize_py, "source"_a, "data"_a, "codes"_a.noconvert(), "scale"_a.noconvert(),
         "offset"_a.noconvert(), "bits"_a, "symmetric"_a, "measure"_a);

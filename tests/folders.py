@@ -44,6 +44,19 @@ def safetensors_bytes(
     return raw_safetensors(json.dumps(header), b"".join(d for _, _, d in tensors.values()))
 
 
+def read_safetensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Name -> (dtype, shape, data) of all files of a folder, the inverse of safetensors_bytes."""
+    out = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        raw = file.read_bytes()
+        start = 8 + int.from_bytes(raw[:8], "little")
+        for name, entry in json.loads(raw[8:start]).items():
+            if name != "__metadata__":
+                a, b = entry["data_offsets"]
+                out[name] = entry["dtype"], tuple(entry["shape"]), raw[start + a : start + b]
+    return out
+
+
 def raw_safetensors(header: str | bytes, data: bytes = b"") -> bytes:
     """A file from the text of its header."""
     raw = header.encode() if isinstance(header, str) else header

@@ -87,7 +87,8 @@ class Affine:
     bits: 2 to 8, signed: codes int8 [rows, K] from -2^(bits - 1) to 2^(bits - 1) - 1. scale, offset: float32 [rows, G],
     one per K / G columns; offsets (zero points) are integers in the range of the codes, all 0 if symmetric. bias: None,
     or float32 [rows, G] of codecs that store a float instead of a zero point; every offset is then -2^(bits - 1), so
-    that codes - offset counts from 0. activation: for linear layers with statically quantized inputs.
+    that codes - offset counts from 0. activation: for linear layers with statically quantized inputs. index: the group
+    of each column, int32 [K], where that is not k // (K / G) ("act-order").
     """
 
     bits: int
@@ -96,6 +97,7 @@ class Affine:
     offset: F32
     activation: Activation | None = None
     bias: F32 | None = None
+    index: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

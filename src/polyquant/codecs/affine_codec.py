@@ -10,6 +10,7 @@ rows out of them, so only a block of codes is ever unpacked.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,16 @@ class AffineCodec(ABC):
         column [N, K]. Reads only the small parts. Raises CodecError if a part does not fit.
         """
 
+    def group_tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, F32 | None, NDArray[Any] | None]:
+        """As `tables`, but always per group, and the group of each column, int32 [K]: None without a group index."""
+        return *self.tables(parts, shape), None
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns at whose multiples parts can be cut into weights of this codec; 0: not at all."""
+        traits = self.integers
+        return 32, 0 if traits.ordered else math.lcm(32, traits.group or 1)
+
     @abstractmethod
     def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> NDArray[np.int8]:
         """Signed codes of rows [a, b) of a weight [N, K], int8 [b - a, K]. Raises CodecError if a part does not fit."""
@@ -131,7 +142,7 @@ class AffineCodec(ABC):
         """Pack codes [N, K] to parts. Raises CodecError for scales or offsets that the codec cannot hold."""
         of_form(self, codes)
         n, k = codes.codes.shape
-        out = self.empty((n, k)) if self.writable else {}
+        out = self.empty((n, k)) if type(self).pack_rows is not AffineCodec.pack_rows else {}  # else it refuses
         self.pack_rows(codes, 0, out, (n, k))
         return out
 
@@ -251,7 +262,7 @@ def group_count(name: str, shape: Shape, group: int) -> int:
 
     Raises CodecError for a non-matrix or if K is not a multiple of it.
     """
-    if len(shape) != 2:
+    if len(shape) != 2 or min(shape) < 0:
         raise CodecError(f"{name} needs a matrix", expected="[N, K]", found=list(shape))
     if group and shape[1] % group:
         raise CodecError(
@@ -269,10 +280,10 @@ def words_of(name: str, count: int, bits: int) -> int:
     return count * bits // 32
 
 
-def unpacked_bits(words: NDArray[Any], bits: int) -> U8:
-    """32-bit words [rows, words] -> unsigned codes, uint8 [rows, words * 32 / bits]."""
+def unpacked_bits(words: NDArray[Any], bits: int, count: int | None = None, shift: int = 0) -> U8:
+    """32-bit words [rows, words] -> codes - shift, uint8 [rows, count]; by default as many as fill the words."""
     stream = np.ascontiguousarray(words.astype("<i4", copy=False)).view(np.uint8)
-    return code_streams.unpack(stream, bits, stream.shape[1] * 8 // bits)
+    return code_streams.unpack(stream, bits, stream.shape[1] * 8 // bits if count is None else count, shift)
 
 
 def grouped_columns(name: str, table: F32, index: NDArray[Any]) -> F32:
@@ -308,37 +319,50 @@ def stored_table(name: str, what: str, values: F32, dtype: np.dtype[Any]) -> NDA
 class Stored:
     """Codes as a codec stores them.
 
-    codes: unsigned, uint8 [N, K]. scale: float32 [N, G]. zero: unsigned zero points, float32 [N, G], 2^(bits - 1) if
-    symmetric; bias: float32 [N, G] for codecs with biases, else None.
+    raw, shift: uint8 [N, K] and a number to add modulo 256, which gives the unsigned codes. scale: float32 [N, G].
+    zero: unsigned zero points, float32 [N, G], 2^(bits - 1) if symmetric; bias: float32 [N, G] for codecs with biases,
+    else None. index: the group of each column, or None.
     """
 
-    codes: U8
+    raw: U8
+    shift: int
     scale: F32
     zero: F32
     bias: F32 | None
+    index: NDArray[Any] | None = None
+
+    @property
+    def codes(self) -> U8:
+        """Unsigned codes, uint8 [N, K]."""
+        return self.raw + np.uint8(self.shift)
 
 
 def stored_codes(name: str, codes: Affine, want: Integers, groups: int) -> Stored:
     """Codes as a codec with these traits and `groups` scales per row stores them.
 
-    Raises CodecError for more bits, for larger groups, and for offsets and biases that the codec cannot hold.
+    Raises CodecError for more bits, for larger groups, for offsets and biases that the codec cannot hold, and for a
+    group index without a place.
     """
     if codes.bits > want.bits:
         raise CodecError(f"{name} cannot hold wider codes", expected=f"{want.bits} bits", found=codes.bits)
+    if codes.index is not None and (not want.ordered or codes.scale.shape[1] != groups):
+        raise CodecError(f"{name} cannot hold columns that belong to groups in any order", hint="requantize")
+    index = codes.index
+    if want.ordered and index is None:
+        index = (np.arange(codes.codes.shape[1]) // max(1, codes.codes.shape[1] // groups)).astype(np.int32)
     scale, offset = _repeated(codes.scale, groups), _repeated(codes.offset, groups)
-    half = np.float32(2 ** (want.bits - 1))
+    raw, half = codes.codes.view(np.uint8), 2 ** (want.bits - 1)
     if codes.bias is None:
-        raised = (codes.codes + np.int8(0)).view(np.uint8) + np.uint8(2 ** (want.bits - 1))  # modulo 256
-        zero = offset + half
+        zero = offset + np.float32(half)
         if want.zero == "none" and offset.any():
             raise CodecError(
                 f"{name} has no zero points", found=f"offsets up to {np.abs(offset).max():g}", hint="requantize"
             )
-        return Stored(raised, scale, zero, -zero * scale if want.zero == "bias" else None)
-    counted = codes.codes.view(np.uint8) + np.uint8(2 ** (codes.bits - 1))  # from 0
+        return Stored(raw, half, scale, zero, -zero * scale if want.zero == "bias" else None, index)
+    counted = 2 ** (codes.bits - 1)  # makes codes count from 0
     bias = _repeated(codes.bias, groups)
     if want.zero == "bias":
-        return Stored(counted, scale, np.zeros_like(scale), bias)
+        return Stored(raw, counted, scale, np.zeros_like(scale), bias, index)
     zeros = whole_zeros(scale, bias)
     most = 2**want.bits - 1
     if zeros is None or ((zeros < 0) | (zeros > most)).any():
@@ -348,11 +372,10 @@ def stored_codes(name: str, codes: Affine, want: Integers, groups: int) -> Store
             hint="requantize",
         )
     if want.zero == "none":
-        if (zeros != 2 ** (codes.bits - 1)).any():
+        if (zeros != counted).any():
             raise CodecError(f"{name} has no zero points", found="biases", hint="requantize")
-        raised = counted + np.uint8(2 ** (want.bits - 1) - 2 ** (codes.bits - 1))
-        return Stored(raised, scale, np.full_like(scale, half), None)
-    return Stored(counted, scale, zeros, None)
+        return Stored(raw, half, scale, np.full_like(scale, half), None, index)
+    return Stored(raw, counted, scale, zeros, None, index)
 
 
 def _repeated(table: F32, groups: int) -> F32:

@@ -17,19 +17,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.affine_codec import stored_codes, stored_table
+from polyquant.codecs.affine_codec import AffineCodec, stored_codes, stored_table
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Verdict, keeps, resolved
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.read_only import ReadOnlyBlocks
-from polyquant.types import F32, U8, Affine, Blocks, Codec, Parts, Shape, Ternary, Weight, as_matrix
+from polyquant.ops import code_streams
+from polyquant.types import F32, U8, Affine, Blocks, Codec, Floats, Parts, Shape, Ternary, Weight, as_matrix
 
 __all__ = [
     "affine_of",
     "as_blocks",
+    "block_codes",
     "blocks_of",
+    "cut_at",
     "exact_msmodelslim",
     "floats_of",
     "integers_of",
@@ -37,10 +40,11 @@ __all__ = [
     "recoded",
     "reordered",
     "same_codes",
+    "unchanged",
     "verdict",
 ]
 
-_BLOCK = 32
+_BLOCK = code_streams.BLOCK
 _BLOCKS = {
     "q4_0": Integers(4, _BLOCK), "q4_1": Integers(4, _BLOCK, zero="bias"), "q5_0": Integers(5, _BLOCK),
     "q5_1": Integers(5, _BLOCK, zero="bias"), "q8_0": Integers(8, _BLOCK),
@@ -105,29 +109,38 @@ def _of_ternary(form: Ternary) -> Affine:
     return Affine(2, form.codes, scale, np.zeros_like(scale))
 
 
+def block_codes(codec: Codec, parts: Parts, rows: slice | NDArray[np.int64]) -> Affine | None:
+    """Codes of these rows, if the codec is a ggml type of even levels."""
+    if codec.name not in _BLOCKS:
+        return None
+    blocks, traits = parts["blocks"], _BLOCKS[codec.name]
+    chosen = np.ascontiguousarray(blocks[rows])
+    size = code_streams.block_bytes(traits.bits, 2 if traits.zero == "bias" else 1)
+    return _of_blocks(traits, chosen, (len(chosen), blocks.shape[1] // size * _BLOCK))
+
+
+def cut_at(codec: Codec) -> tuple[int, int]:
+    """Rows and columns at whose multiples the parts of a matrix can be cut into weights of the same codec; 0: not at
+    all.
+    """
+    tile: tuple[int, int] | None = getattr(codec, "tile", None)
+    if isinstance(codec, HoldsIntegers) and tile is not None:
+        return tile
+    if codec.form is Floats or codec.name in _BLOCKS:
+        return (1, codec.granule[1]) if codec.row_sliced else (0, 0)
+    return (1, 0) if codec.row_sliced else (0, 0)
+
+
 def _of_blocks(traits: Integers, blocks: U8, matrix: tuple[int, int]) -> Affine:
-    """uint8 [rows, K / 32 * size]: d f16, m f16 for types with a minimum, the fifth bits for 5 bits, then codes."""
+    """Codes of ggml blocks, uint8 [rows, K / 32 * size]."""
     rows, k = matrix
-    cells = blocks.reshape(rows, k // _BLOCK, -1)
-    scale, at = _floats(cells, 0), 2
-    bias = None
-    if traits.zero == "bias":
-        bias, at = _floats(cells, 2), 4
-    if traits.bits == 8:
-        codes = np.ascontiguousarray(cells[:, :, at:]).view(np.int8)
-    else:
-        nibbles = cells[:, :, -16:]
-        codes = np.concatenate([nibbles & 15, nibbles >> 4], 2).astype(np.int8)
-        if traits.bits == 5:
-            fifth = np.unpackbits(cells[:, :, at : at + 4], axis=2, bitorder="little").astype(np.int8)
-            codes += fifth << 4
-        codes -= np.int8(2 ** (traits.bits - 1))
-    offset = np.full_like(scale, 0 if bias is None else -(2 ** (traits.bits - 1)))
-    return Affine(traits.bits, codes.reshape(rows, k), scale, offset, bias=bias)
-
-
-def _floats(cells: U8, at: int) -> F32:
-    return np.ascontiguousarray(cells[:, :, at : at + 2]).view("<f2")[:, :, 0].astype(np.float32)
+    count, numbers = rows * (k // _BLOCK), 2 if traits.zero == "bias" else 1
+    shift = 2 ** (traits.bits - 1) if traits.bits < 8 else 0
+    codes, halves = code_streams.unpack_blocks(blocks.reshape(count, -1), traits.bits, numbers, shift)
+    tables = halves.T.astype(np.float32).reshape(numbers, rows, k // _BLOCK)
+    bias = tables[1] if numbers == 2 else None
+    offset = np.full_like(tables[0], 0 if bias is None else -(2 ** (traits.bits - 1)))
+    return Affine(traits.bits, codes.view(np.int8).reshape(rows, k), tables[0], offset, bias=bias)
 
 
 # ------------------------------------------------------------ which codec holds which codes
@@ -145,12 +158,25 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
     general = keeps(have, want, matrix[1])
     if general.fate is Fate.IMPOSSIBLE or not general.conditions:
         return general
+    return resolved(general, have, want, *_tables(weight, matrix))
+
+
+def _tables(weight: Weight, matrix: tuple[int, int]) -> tuple[F32, F32, F32 | None]:
+    """Scales, offsets and biases per group, float32 [N, G]."""
     codec = weight.codec
-    if hasattr(codec, "tables"):
-        return resolved(general, have, want, *codec.tables(weight.parts, matrix))
+    if isinstance(codec, AffineCodec):
+        return codec.group_tables(weight.parts, matrix)[:3]
+    if isinstance(codec, MsModelSlim):
+        return codec.tables(weight.parts, matrix)
     codes = affine_of(codec, weight.parts, matrix)
     assert codes is not None
-    return resolved(general, have, want, codes.scale, codes.offset, codes.bias)
+    return codes.scale, codes.offset, codes.bias
+
+
+def unchanged(weight: Weight, target: Codec) -> bool:
+    """True if every weight keeps its value in `target`."""
+    found = verdict(weight, target)
+    return weight.codec.name == target.name or (found is not None and found.fate is Fate.EXACT)
 
 
 def same_codes(weight: Weight, target: Codec) -> bool:
@@ -208,10 +234,9 @@ def blocks_of(weight: Weight) -> str | None:
 
 def _verdict_named(weight: Weight, name: str) -> Verdict:
     have = integers_of(weight.codec)
-    assert have is not None and isinstance(weight.codec, HoldsIntegers)
-    general = keeps(have, _BLOCKS[name], as_matrix(weight.shape)[1])
-    tables: Any = weight.codec
-    return resolved(general, have, _BLOCKS[name], *tables.tables(weight.parts, as_matrix(weight.shape)))
+    assert have is not None
+    matrix = as_matrix(weight.shape)
+    return resolved(keeps(have, _BLOCKS[name], matrix[1]), have, _BLOCKS[name], *_tables(weight, matrix))
 
 
 def recoded(codes: Affine, target: Codec) -> dict[str, NDArray[Any]]:
@@ -251,22 +276,11 @@ def reordered(codes: Affine, order: NDArray[np.int64]) -> Affine:
 def _packed_blocks(codes: Affine, name: str) -> U8:
     """Blocks of 32, uint8 [rows, K / 32 * size]. Raises CodecError."""
     rows, k = codes.codes.shape
-    want = _BLOCKS[name]
+    want, half = _BLOCKS[name], np.dtype(np.float16)
     got = stored_codes(name, codes, want, k // _BLOCK)
-    fields = [_half(name, "scales", got.scale)]
+    numbers = [stored_table(name, "scales", got.scale, half)]
     if got.bias is not None:
-        fields.append(_half(name, "minima", got.bias))
-    cells = got.codes.reshape(rows, k // _BLOCK, _BLOCK)
-    if want.bits == 8:
-        fields.append(cells - np.uint8(128))
-    else:
-        if want.bits == 5:
-            fields.append(np.packbits(np.asarray(cells >> 4, np.uint8), axis=2, bitorder="little"))
-        fields.append(np.asarray(cells[:, :, :16] & 15 | cells[:, :, 16:] << 4, np.uint8))
-    return np.concatenate(fields, 2).reshape(rows, -1)
-
-
-def _half(name: str, what: str, values: F32) -> U8:
-    """float32 [rows, blocks] -> half-precision bytes, uint8 [rows, blocks, 2]. Raises CodecError if they do not fit."""
-    stored: U8 = stored_table(name, what, values, np.dtype("<f2"))[:, :, None].view(np.uint8)
-    return stored
+        numbers.append(stored_table(name, "minima", got.bias, half))
+    halves = np.stack([n.reshape(-1) for n in numbers], 1)
+    shift = (got.shift - (128 if want.bits == 8 else 0)) % 256
+    return code_streams.pack_blocks(got.raw.reshape(-1, _BLOCK), halves, want.bits, shift).reshape(rows, -1)

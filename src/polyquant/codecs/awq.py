@@ -17,7 +17,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyquant.codecs.affine_codec import (
     FLOAT_TYPES,
@@ -30,12 +29,11 @@ from polyquant.codecs.affine_codec import (
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
 from polyquant.errors import UnknownNameError
-from polyquant.ops import grouped
+from polyquant.ops import code_streams, grouped
 from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["AWQ", "NAMES", "awq_named"]
 
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 NAMES: tuple[str, ...] = ("awq.4.g128", "awq.4.g64", "awq.4")
 """Common names of the family, suggested by errors."""
 _INT32 = np.dtype(np.int32)
@@ -83,14 +81,14 @@ class AWQ(AffineCodec):
         """Scales, and zero points - 8, [N, G]."""
         specs = self.specs(shape)
         scale: F32 = np.ascontiguousarray(exact_part(parts, "scales", specs["scales"]).T, np.float32)
-        zeros = _nibbles(exact_part(parts, "qzeros", specs["qzeros"]))
-        return scale, zeros.astype(np.float32) - np.float32(8), None
+        zeros = code_streams.unpack_interleaved(exact_part(parts, "qzeros", specs["qzeros"]), 8)
+        return scale, zeros.view(np.int8).astype(np.float32), None
 
     def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> I8:
         """Signed codes of rows [a, b)."""
         words = exact_part(parts, "qweight", self.specs(shape)["qweight"])
         first, last = rows.start // 8, -(-rows.stop // 8)
-        codes = _nibbles(words[:, first:last]).view(np.int8) - np.int8(8)
+        codes = code_streams.unpack_interleaved(words[:, first:last], 8).view(np.int8)
         return codes[rows.start - 8 * first : rows.stop - 8 * first]
 
     def stream(self, parts: Parts, shape: Shape) -> U8 | None:
@@ -101,27 +99,10 @@ class AWQ(AffineCodec):
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
         """Write rows of codes as columns. Raises CodecError if the scales cannot be held."""
         got = stored_codes(self.name, codes, self.integers, len(out["scales"]))
-        rows, words = slice(start, start + len(got.codes)), slice(start // 8, (start + len(got.codes)) // 8)
-        out["qweight"][:, words] = _words(got.codes)
-        out["qzeros"][:, words] = _words(got.zero.astype(np.uint8))
+        rows, words = slice(start, start + len(got.raw)), slice(start // 8, (start + len(got.raw)) // 8)
+        code_streams.pack_interleaved(got.raw, out["qweight"][:, words], got.shift)
+        code_streams.pack_interleaved(got.zero.astype(np.uint8), out["qzeros"][:, words])
         out["scales"][:, rows] = stored_table(self.name, "scales", got.scale, out["scales"].dtype).T
-
-
-def _words(codes: U8) -> NDArray[np.int32]:
-    """The inverse of `_nibbles`: uint8 [N, rows] -> int32 [rows, N / 8]."""
-    lanes = np.zeros((len(codes) // 8, codes.shape[1]), np.uint32)
-    for i, place in enumerate(_ORDER):
-        lanes |= codes[place::8].astype(np.uint32) << np.uint32(4 * i)
-    return lanes.T.view(np.int32)
-
-
-def _nibbles(words: NDArray[Any]) -> U8:
-    """int32 [rows, N / 8] -> uint8 [N, rows], with outputs in order and each row's codes contiguous."""
-    lanes = np.ascontiguousarray(words.T).view(np.uint32)  # [N / 8, rows]
-    out = np.empty((8 * len(lanes), len(words)), np.uint8)
-    for i, place in enumerate(_ORDER):
-        out[place::8] = lanes >> np.uint32(4 * i) & np.uint32(15)
-    return out
 
 
 @cache

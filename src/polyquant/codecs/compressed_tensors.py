@@ -1,19 +1,20 @@
 """compressed-tensors checkpoints (llm-compressor) with integer weights, in two layouts.
 
-    int-quantized    weight         i8  [N, K]                 one code per byte
+    int-quantized    weight         i8  [N, K]                 one code per byte, of 8 or 4 bits
     pack-quantized   weight_packed  i32 [N, ceil(K b / 32)]    row n: q + 2^(b - 1) as a b-bit stream (b from 2 to 8),
                                                                lowest bits of a word first
     both             weight_scale   [N, G], [N, 1] or [1]      per group, row or tensor
                      weight_zero_point                         if asymmetric: i8 in the shape of the scales,
                                                                or packed along rows, i32 [ceil(N b / 32), G]
                      weight_g_idx   i32 [K]                    group of each column; only with activation order ("act")
+                     input_scale [1], input_zero_point i8 [1]  of statically quantized inputs ("static", "szp")
 
     w = (q - z) * s
 
 weight_shape i64 [2], stored with packed codes, gives N and K: the last word of a row may be padded.
 ".dynamic" means that inputs are quantized per token at run time; the bytes are the same.
 Names: compressed.i8   compressed.p4.g128   .zp (i8 zero points)   .zpp (packed zero points)   .tensor   .act
-       .f16 .f32 (dtype of the scales; default bf16)   .dynamic
+       .f16 .f32 (dtype of the scales; default bf16)   .dynamic   .static (input_scale)   .szp (and input_zero_point)
 Source: github.com/vllm-project/compressed-tensors (facts).
 """
 
@@ -24,6 +25,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyquant.codecs.affine_codec import (
     FLOAT_TYPES,
@@ -55,7 +57,8 @@ class CompressedTensors(AffineCodec):
 
     bits: 2 to 8. words: codes are packed into 32-bit words. group: columns per scale, 0 for the whole row. zeros: "",
     "zp" (i8) or "zpp" (packed). tensor: one scale per tensor. ordered: a group index per column. dtype: of the scales.
-    dynamic: inputs are quantized per token.
+    dynamic: inputs are quantized per token. static: "", "static" or "szp": the parts have a scale of the inputs, and a
+    zero point; they are copied, never computed.
     """
 
     bits: int
@@ -66,6 +69,7 @@ class CompressedTensors(AffineCodec):
     ordered: bool = False
     dtype: str = "bf16"
     dynamic: bool = False
+    static: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -75,7 +79,7 @@ class CompressedTensors(AffineCodec):
         """Codec name: layout, bits, and the options that are not the default."""
         flags = {
             f"g{self.group}": self.group, self.zeros: self.zeros, "tensor": self.tensor, "act": self.ordered,
-            self.dtype: self.dtype != "bf16", "dynamic": self.dynamic,
+            self.dtype: self.dtype != "bf16", "dynamic": self.dynamic, self.static: self.static,
         }  # fmt: skip
         return ".".join(
             [
@@ -105,18 +109,23 @@ class CompressedTensors(AffineCodec):
             parts["weight_zero_point"] = ArraySpec(table, _INT8)
         elif self.zeros:
             parts["weight_zero_point"] = ArraySpec((-(-n * self.bits // 32), groups), _INT32)
+        if self.static:
+            parts["input_scale"] = ArraySpec((1,), FLOAT_TYPES[self.dtype])
+        if self.static == "szp":
+            parts["input_zero_point"] = ArraySpec((1,), _INT8)
         return parts | ({"weight_g_idx": ArraySpec((k,), _INT32)} if self.ordered else {})
 
     @property
     def writable(self) -> bool:
-        """False with a group index, which only the program that chose the order of columns can give."""
-        return not self.ordered
+        """False with a group index or a scale of the inputs, which only the program that chose them can give."""
+        return not (self.ordered or self.static)
 
     @property
     def integers(self) -> Integers:
         """Codes of `bits` bits with a scale per group, row or tensor."""
-        zero = "integer" if self.zeros else "none"
-        return Integers(self.bits, self.group, self.dtype, zero, self.tensor, self.ordered)  # type: ignore[arg-type]
+        zero: Any = "integer" if self.zeros else "none"
+        dtype: Any = self.dtype
+        return Integers(self.bits, self.group, dtype, zero, self.tensor, self.ordered, fixed=bool(self.static))
 
     @property
     def row_sliced(self) -> bool:
@@ -125,6 +134,13 @@ class CompressedTensors(AffineCodec):
 
     def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None]:
         """Scales and zero points, [N, G], or [N, K] with a group index."""
+        scale, offset, _, index = self.group_tables(parts, shape)
+        if index is not None:
+            scale, offset = (grouped_columns(self.name, table, index) for table in (scale, offset))
+        return scale, offset, None
+
+    def group_tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None, NDArray[Any] | None]:
+        """The same per group [N, G], and the group index."""
         specs, n = self.specs(shape), shape[0]
         scale = _table(exact_part(parts, "weight_scale", specs["weight_scale"]), n)
         if not self.zeros:
@@ -133,10 +149,7 @@ class CompressedTensors(AffineCodec):
             stored = exact_part(parts, "weight_zero_point", specs["weight_zero_point"])
             packed = self.zeros == "zpp"
             offset = np.ascontiguousarray(self._signed(stored.T, n).T, np.float32) if packed else _table(stored, n)
-        if self.ordered:
-            index = exact_part(parts, "weight_g_idx", specs["weight_g_idx"])
-            scale, offset = (grouped_columns(self.name, table, index) for table in (scale, offset))
-        return scale, offset, None
+        return scale, offset, None, exact_part(parts, "weight_g_idx", specs["weight_g_idx"]) if self.ordered else None
 
     def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> I8:
         """Signed codes of rows [a, b)."""
@@ -157,19 +170,22 @@ class CompressedTensors(AffineCodec):
         return np.ascontiguousarray(words.astype("<i4", copy=False)).view(np.uint8)
 
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
-        """Write rows of codes. Raises CodecError if the codes or their scales cannot be held, and for act-order."""
-        if self.ordered:
-            raise UnsupportedError(f"{self.name} is read-only", hint="choose a codec without .act")
+        """Write rows of codes. Raises CodecError if the codes or their scales cannot be held, UnsupportedError with
+        static inputs.
+        """
+        if self.static:
+            raise UnsupportedError(f"{self.name} is read-only", hint="choose a codec without .static or .szp")
         scales = out["weight_scale"]
         got = stored_codes(self.name, codes, self.integers, 1 if self.tensor else scales.shape[1])
         rows = slice(start, start + len(codes.codes))
         if self.words:
             pitch = 4 * out["weight_packed"].shape[1]
-            out["weight_packed"][rows] = code_streams.pack(got.codes, self.bits, pitch).view("<i4")
+            out["weight_packed"][rows] = code_streams.pack(got.raw, self.bits, pitch, got.shift).view("<i4")
         else:
-            out["weight"][rows] = (got.codes - np.uint8(128)).view(np.int8)
+            shift = np.uint8((got.shift - 2 ** (self.bits - 1)) % 256)
+            out["weight"][rows] = ((got.raw + shift) if shift else got.raw).view(np.int8)
         table = stored_table(self.name, "scales", got.scale, scales.dtype)
-        zero = got.zero - np.float32(2 ** (self.bits - 1))
+        zero = got.zero - np.float32(2 ** (self.bits - 1)) if self.zeros else got.zero
         if self.tensor:
             if (table != table[:1]).any() or (start and scales[0] != table[0, 0]):
                 raise CodecError(f"{self.name} has one scale per tensor", found="several", hint="requantize")
@@ -180,15 +196,14 @@ class CompressedTensors(AffineCodec):
         elif self.zeros:
             words = out["weight_zero_point"]
             first = start * self.bits // 32
-            stream = code_streams.pack(
-                np.ascontiguousarray(got.zero.T).astype(np.uint8), self.bits, _pitch(codes, self)
-            )
+            stream = code_streams.pack(got.zero.T.astype(np.uint8), self.bits, _pitch(codes, self))
             words[first : first + stream.shape[1] // 4] = stream.view("<i4").T
+        if self.ordered:
+            out["weight_g_idx"][:] = got.index
 
     def _signed(self, words: Any, count: int) -> I8:
-        """int32 [rows, words] -> int8 [rows, count]."""
-        stored = unpacked_bits(words, self.bits)[:, :count]
-        return (stored - np.uint8(2 ** (self.bits - 1))).view(np.int8)  # modulo 256: two's complement
+        """int32 [rows, words] -> int8 [rows, count]; modulo 256, which is two's complement."""
+        return unpacked_bits(words, self.bits, count, 2 ** (self.bits - 1)).view(np.int8)
 
 
 def _pitch(codes: Affine, codec: CompressedTensors) -> int:
@@ -211,10 +226,11 @@ def compressed_tensors_named(name: str) -> CompressedTensors:
         "tensor": "tensor" in words,
         "ordered": "act" in words,
         "dynamic": "dynamic" in words,
+        "static": next((w for w in words if w in ("static", "szp")), ""),
         "dtype": next((w for w in words if w in FLOAT_TYPES), "bf16"),
         "group": next((int(w[1:]) for w in words if w[:1] == "g" and w[1:].isdecimal() and len(w) < 8), 0),
     }
-    if layout == "i8" or (layout[:1] == "p" and layout[1:] in map(str, range(2, 9))):
+    if layout in ("i8", "i4") or (layout[:1] == "p" and layout[1:] in map(str, range(2, 9))):
         codec = CompressedTensors(int(layout[1]), layout[0] == "p", **flags)
         if codec.name == name:
             return codec

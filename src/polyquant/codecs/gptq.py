@@ -11,7 +11,8 @@ Affine codes subtract 2^(b - 1) from both. v1 subtracts 1 from all zero points o
 so a zero point of 0 borrows from the next; adding the same constant undoes it. At 3 bits each zero point is lowered
 separately, modulo 8. Older kernels disagree about a zero point of 0 (16 at 4 bits).
 Bits per weight: b + (16 + b) / group.
-Names: gptq.4.g128   gptq.8 (one scale per row)   .v2   .act (with g_idx)   .bf16 .f32 (dtype of the scales)
+".sym" means that config.json declares every zero point to be 2^(b - 1); some programs then do not read qzeros.
+Names: gptq.4.g128   gptq.8 (one scale per row)   .sym   .v2   .act (with g_idx)   .bf16 .f32 (dtype of the scales)
 Source: github.com/AutoGPTQ/AutoGPTQ, github.com/ModelCloud/GPTQModel (facts).
 """
 
@@ -22,6 +23,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyquant.codecs.affine_codec import (
     FLOAT_TYPES,
@@ -35,7 +37,7 @@ from polyquant.codecs.affine_codec import (
 )
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
-from polyquant.errors import UnknownNameError, UnsupportedError
+from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import code_streams, grouped
 from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
 
@@ -43,8 +45,9 @@ __all__ = ["BITS", "GPTQ", "NAMES", "gptq_named"]
 
 BITS = (2, 3, 4, 8)
 NAMES: tuple[str, ...] = (
+    "gptq.4.g128.sym",
     "gptq.4.g128",
-    "gptq.8.g128",
+    "gptq.8.g128.sym",
     "gptq.2.g128",
     "gptq.3.g128",
     "gptq.4.g128.v2",
@@ -60,12 +63,13 @@ _ONES = {2: np.uint32(0x55555555), 4: np.uint32(0x11111111), 8: np.uint32(0x0101
 class GPTQ(AffineCodec):
     """GPTQ weights.
 
-    bits: per code. group: columns per scale, 0 for the whole row. v2: zero points are stored unchanged. ordered: a
-    group index per column. dtype: of the scales.
+    bits: per code. group: columns per scale, 0 for the whole row. sym: every zero point is 2^(bits - 1). v2: zero
+    points are stored unchanged. ordered: a group index per column. dtype: of the scales.
     """
 
     bits: int
     group: int = 0
+    sym: bool = False
     v2: bool = False
     ordered: bool = False
     dtype: str = "f16"
@@ -76,7 +80,10 @@ class GPTQ(AffineCodec):
     @property
     def name(self) -> str:
         """Codec name: the bits, and the options that are not the default."""
-        flags = {f"g{self.group}": self.group, "v2": self.v2, "act": self.ordered, self.dtype: self.dtype != "f16"}
+        flags = {
+            f"g{self.group}": self.group, "sym": self.sym, "v2": self.v2, "act": self.ordered,
+            self.dtype: self.dtype != "f16",
+        }  # fmt: skip
         return ".".join(["gptq", str(self.bits), *(word for word, given in flags.items() if given)])
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
@@ -97,59 +104,69 @@ class GPTQ(AffineCodec):
 
     @property
     def integers(self) -> Integers:
-        """Codes with a zero point per group."""
-        return Integers(self.bits, self.group, self.dtype, "integer", ordered=self.ordered)  # type: ignore[arg-type]
+        """Codes with a zero point per group, or symmetric ones."""
+        zero = "none" if self.sym else "integer"
+        return Integers(self.bits, self.group, self.dtype, zero, ordered=self.ordered)  # type: ignore[arg-type]
 
     def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None]:
         """Scales, and zero points - 2^(b - 1), [N, G], or [N, K] with a group index."""
-        specs = self.specs(shape)
+        scale, offset, _, index = self.group_tables(parts, shape)
+        if index is not None:
+            scale, offset = (grouped_columns(self.name, table, index) for table in (scale, offset))
+        return scale, offset, None
+
+    def group_tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None, NDArray[Any] | None]:
+        """The same per group [N, G], and the group index. Raises CodecError for a symmetric weight with other zeros."""
+        specs, half = self.specs(shape), 2 ** (self.bits - 1)
         scale: F32 = np.ascontiguousarray(exact_part(parts, "scales", specs["scales"]).T, np.float32)
         stored = exact_part(parts, "qzeros", specs["qzeros"])
         if not self.v2 and self.bits in _ONES:
             stored = stored.view(np.uint32) + _ONES[self.bits]
-        zeros = unpacked_bits(stored.view(np.int32), self.bits).astype(np.int16)  # [G, N]
+        zeros = unpacked_bits(stored.view(np.int32), self.bits)  # [G, N]
         if not self.v2 and self.bits not in _ONES:
-            zeros = (zeros + 1) & (2**self.bits - 1)
-        offset: F32 = np.ascontiguousarray((zeros - 2 ** (self.bits - 1)).T, np.float32)
-        if self.ordered:
-            index = exact_part(parts, "g_idx", specs["g_idx"])
-            scale, offset = (grouped_columns(self.name, table, index) for table in (scale, offset))
-        return scale, offset, None
+            zeros = zeros + np.uint8(1) & np.uint8(2**self.bits - 1)
+        if self.sym and (zeros != half).any():
+            raise CodecError(
+                "config.json says that the weights are symmetric, and zero points say otherwise",
+                expected=f"zero points {half}",
+                found=f"{zeros.min()} to {zeros.max()}",
+                hint='set "sym": false in its quantization_config',
+            )
+        offset: F32 = np.ascontiguousarray((zeros.astype(np.int16) - half).T, np.float32)
+        return scale, offset, None, exact_part(parts, "g_idx", specs["g_idx"]) if self.ordered else None
 
     def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> I8:
         """Signed codes of rows [a, b): columns of qweight."""
         words = exact_part(parts, "qweight", self.specs(shape)["qweight"])[:, rows]
-        return (unpacked_bits(words.T, self.bits) - np.uint8(2 ** (self.bits - 1))).view(np.int8)
+        return code_streams.unpack_columns(words, self.bits, 2 ** (self.bits - 1)).view(np.int8)
 
     def stream(self, parts: Parts, shape: Shape) -> U8:
         """The columns of qweight as rows, a copy."""
         return grouped.transposed_words(exact_part(parts, "qweight", self.specs(shape)["qweight"]))
 
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
-        """Write rows of codes as columns. Raises CodecError if the scales cannot be held, and for act-order."""
-        if self.ordered:
-            raise UnsupportedError(f"{self.name} is read-only", hint="choose a codec without .act")
+        """Write rows of codes as columns. Raises CodecError if the scales cannot be held."""
         got = stored_codes(self.name, codes, self.integers, len(out["scales"]))
         rows = slice(start, start + len(codes.codes))
-        pitch = 4 * len(out["qweight"])
-        out["qweight"][:, rows] = code_streams.pack(got.codes, self.bits, pitch).view("<i4").T
+        code_streams.pack_columns(got.raw, out["qweight"][:, rows], self.bits, got.shift)
         out["scales"][:, rows] = stored_table(self.name, "scales", got.scale, out["scales"].dtype).T
-        zeros = got.zero.astype(np.uint8).T  # [G, n]
+        zeros = got.zero.T.astype(np.uint8)  # [G, n]
         if not self.v2 and self.bits not in _ONES:
-            zeros = (zeros - np.uint8(1)) & np.uint8(2**self.bits - 1)
-        pitch = code_streams.pitch_of(zeros.shape[1], self.bits)
-        words = code_streams.pack(np.ascontiguousarray(zeros), self.bits, pitch).view("<u4")
+            zeros = zeros - np.uint8(1) & np.uint8(2**self.bits - 1)
+        words = code_streams.pack(zeros, self.bits, code_streams.pitch_of(zeros.shape[1], self.bits)).view("<u4")
         if not self.v2 and self.bits in _ONES:
             words = words - _ONES[self.bits]
         first = start * self.bits // 32
         out["qzeros"][:, first : first + words.shape[1]] = words.view("<i4")
+        if self.ordered:
+            out["g_idx"][:] = got.index
 
 
 @cache
 def gptq_named(name: str) -> GPTQ:
     """Return the codec called `name`, e.g. "gptq.4.g128.v2". Raises UnknownNameError."""
     _, bits, *words = [*name.split("."), ""]
-    options = {"group": 0, "v2": "v2" in words, "ordered": "act" in words, "dtype": "f16"}
+    options = {"group": 0, "sym": "sym" in words, "v2": "v2" in words, "ordered": "act" in words, "dtype": "f16"}
     for word in words:
         if word[:1] == "g" and word[1:].isdecimal() and len(word) < 8:
             options["group"] = int(word[1:])

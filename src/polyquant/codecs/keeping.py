@@ -161,8 +161,9 @@ def _integers(have: Integers, want: Integers, columns: int | None) -> Verdict:
         return _impossible("the target has the codes -1, 0 and 1 only")
     if want.bits < have.bits:
         return _impossible(f"{want.bits} bits cannot hold {have.bits}-bit codes")
-    if have.ordered and not want.ordered:
-        return _impossible("columns belong to groups in any order, and the target has no group index")
+    if have.ordered and (not want.ordered or have.group != want.group):
+        lacks = "other groups" if want.ordered else "no group index"
+        return _impossible(f"columns belong to groups in any order, and the target has {lacks}")
     if want.fixed and not have.fixed:
         return _impossible("the target's scale includes that of the layer's inputs, which the source does not have")
     if (grouping := _grouping(have, want, columns)) is not None:

@@ -144,6 +144,11 @@ class MsModelSlim:
         return not (self.static or self.tensor or self.packing == "n")
 
     @property
+    def tile(self) -> tuple[int, int]:
+        """Parts can be cut at whole bytes of rows; columns stay together."""
+        return 2, 0
+
+    @property
     def decodes_rows(self) -> bool:
         """True if codes take one byte each: all other parts are small."""
         return not self.packing

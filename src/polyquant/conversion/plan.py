@@ -17,6 +17,7 @@ import numpy as np
 
 from polyquant.calibration.importance import unreached, unreached_notice
 from polyquant.capabilities import Fitted, MaybeIntegers, MayOnlyRead, claims
+from polyquant.codecs.affine_forms import unchanged
 from polyquant.codecs.ternary import refuse_several, ternarize, used_scales
 from polyquant.conversion.notices import mixed_stacks, rule_notices, substitutes
 from polyquant.conversion.order import model_order
@@ -154,7 +155,8 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
             hint=None if problem.hint else f"choose another codec: --rule '{tensor.target}=f16'",
         ) from None
     specs = tuple(TensorSpec(w.name, w.shape, w.codec) for w in weights)
-    return Step(tensor, common(weights), target, action, why, nbytes, sources=specs, instead_of=instead_of)
+    exact = action in (Action.COPY, Action.TRANSCODE) and all(unchanged(w, target) for w in weights)
+    return Step(tensor, common(weights), target, action, why, nbytes, sources=specs, instead_of=instead_of, exact=exact)
 
 
 def _refuse_unwritable(weights: Sequence[Weight], target: Codec, action: Action) -> None:

@@ -191,7 +191,8 @@ class Run:
         try:
             for piece in self._pieces(step, rows):
                 _write(staging, name, piece)
-                error = piece.error if error is None or piece.error is None else error + piece.error
+                if piece.error is not None:
+                    error = piece.error if error is None else error + piece.error
                 note = piece.note or note
         except CodecError as problem:
             raise InputError(
@@ -220,5 +221,6 @@ class Run:
 
 def _write(staging: Sink, tensor: str, piece: Piece) -> None:
     for part, array in piece.parts.items():
-        offset = piece.start * array.nbytes // max(1, piece.rows)
+        start = piece.start * array.nbytes // max(1, piece.rows)
+        offset = start if piece.offsets is None else piece.offsets[part]
         staging.write(tensor, part, offset, np.ascontiguousarray(array))

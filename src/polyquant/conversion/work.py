@@ -12,11 +12,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from polyquant.capabilities import PacksRows, QuantizesStored
+from polyquant.capabilities import QuantizesStored
 from polyquant.codecs.affine_codec import decoded_rows
-from polyquant.codecs.affine_forms import affine_of, recoded, reordered
+from polyquant.codecs.affine_forms import affine_of, recoded
 from polyquant.codecs.transcode import transcode
 from polyquant.conversion.steps import Plan
+from polyquant.conversion.tiles import Packer, converted, copied
 from polyquant.errors import CodecError
 from polyquant.formats.steps import Piece, Step, by_blocks, shared_importance
 from polyquant.operations import Same
@@ -29,7 +30,6 @@ from polyquant.types import (
     Affine,
     Blocks,
     Checkpoint,
-    Codec,
     Floats,
     Parts,
     Ternary,
@@ -59,7 +59,8 @@ def convert_rows(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece
     if step.action is Action.COPY:
         return Piece(stored_rows(weights, step.map.op, rows), rows.start, n)
     if step.action is Action.TRANSCODE and step.target.form is not Floats:
-        out, error = _transcoded(step, stored_rows(weights, step.map.op, rows), (n, k), measure=measure)
+        parts = stored_rows(weights, step.map.op, rows)
+        out, error = _transcoded(step, parts, (n, k), measure=measure and not step.exact)
         return Piece(out, rows.start, n, error)
     if isinstance(step.map.op, Same) and weights[0].codec.row_sliced:
         parts = weights[0].read(
@@ -102,7 +103,7 @@ def _transcoded(step: Step, parts: Parts, shape: tuple[int, int], *, measure: bo
         return transcode(parts, shape, step.source, step.target)[0], None
     if step.target.form is Blocks and step.source.form is Blocks:
         return step.target.pack(step.source.unpack(parts, shape)), None
-    return _recoded(step, _codes_of(step.source, parts, shape), measure=measure)
+    return _recoded(step, parts, shape, measure=measure)
 
 
 def _packed(step: Step, w: F32, start: int, importance: F32 | None) -> Parts:
@@ -130,43 +131,13 @@ def _keeps_codes(step: Step) -> bool:
     return moved or (step.action is Action.TRANSCODE and Affine in (step.source.form, step.target.form))
 
 
-def _recoded(step: Step, codes: Affine, *, measure: bool) -> tuple[Parts, ErrorSums | None]:
+def _recoded(step: Step, parts: Parts, shape: tuple[int, int], *, measure: bool) -> tuple[Parts, ErrorSums | None]:
     """Pack the same codes as parts of the target. The error is that of rounded scales."""
+    assert step.source is not None
+    codes = affine_of(step.source, parts, shape)
+    assert codes is not None, step.source.name
     out = recoded(codes, step.target)
-    return out, _rounding(step, codes, out, codes.codes.shape) if measure else None
-
-
-def _codes_of(codec: Codec, parts: Parts, shape: tuple[int, int]) -> Affine:
-    codes = affine_of(codec, parts, shape)
-    assert codes is not None, codec.name
-    return codes
-
-
-def _moved_codes(weights: Sequence[Weight], step: Step, *, measure: bool) -> Piece:
-    """Affine codes of all sources, each unpacked separately, as rows of the target."""
-    op, shapes = step.map.op, [w.shape for w in weights]
-    index = np.arange(as_matrix(step.map.shape)[0])
-    recoded_sources = []
-    for weight, rows in zip(weights, op.needs(index, shapes), strict=True):
-        codes = _codes_of(weight.codec, weight.read(), as_matrix(weight.shape))
-        codes = codes if isinstance(op, Same) else reordered(codes, rows)
-        recoded_sources.append(_recoded(step, codes, measure=measure))
-    errors = [error for _, error in recoded_sources if error is not None]
-    parts = recoded_sources[0][0]
-    if len(recoded_sources) > 1:
-        parts = {part: op.make([source[part] for source, _ in recoded_sources], index, shapes) for part in parts}
-    return Piece(parts, error=sum(errors, ErrorSums()) if errors else None)
-
-
-def _rounding(step: Step, codes: Affine, out: Parts, shape: tuple[int, int]) -> ErrorSums:
-    """The error of the target's rounded scales, computed in row blocks."""
-    after, total = affine_of(step.target, out, shape), ErrorSums()
-    for a in range(0, shape[0], step.block_rows):
-        rows = slice(a, min(shape[0], a + step.block_rows))
-        w = decoded_rows(codes, rows)
-        v = step.target.dequantize(out, shape, rows=rows) if after is None else decoded_rows(after, rows)
-        total += error_sums(w, v)
-    return total
+    return out, error_sums(decoded_rows(codes), step.target.dequantize(out, shape)) if measure else None
 
 
 def convert_tensor(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
@@ -175,11 +146,11 @@ def convert_tensor(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
     same, weight = isinstance(op, Same), weights[0]
     source, target, shape = weight.codec, step.target, step.map.shape
     if step.action is Action.COPY and same:
-        yield Piece(weight.read())
-    elif by_blocks(step):
-        yield from _by_blocks(plan, step, weight, measure=measure)
+        yield from copied(weight)
     elif _keeps_codes(step):
-        yield _moved_codes(weights, step, measure=measure)
+        yield from converted(step, weights, None, measure=measure and not step.exact)
+    elif by_blocks(step):
+        yield from converted(step, weights, _packer(plan, step), measure=measure)
     elif source.form is Ternary and target.form is Ternary and same:
         parts, change = transcode(weight.read(), shape, source, target)
         yield Piece(parts, note=str(change))
@@ -191,47 +162,18 @@ def convert_tensor(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
         yield from _from_floats(plan, step, floats(plan.source, step), measure=measure)
 
 
-def _by_blocks(plan: Plan, step: Step, weight: Weight, *, measure: bool) -> Iterator[Piece]:
-    """Convert row block by row block with complete parts of the source, the target or both in memory."""
-    source, target, (n, k) = weight.codec, step.target, as_matrix(step.map.shape)
-    parts = None if source.row_sliced else weight.read()
-    out = target.empty((n, k)) if not target.row_sliced and isinstance(target, PacksRows) else None
-    kept, total = step.action is Action.TRANSCODE and Affine in (source.form, target.form), ErrorSums()
-    size = max(32, step.block_rows // 32 * 32)
-    for a in range(0, n, size):
-        rows = slice(a, min(n, a + size))
-        shape = (rows.stop - a, k)
-        block = weight.read(rows) if parts is None else parts
-        inside = None if parts is None else rows
-        codes: Affine | None = None
-        if kept:
-            codes = affine_of(source, block, shape if inside is None else (n, k), inside)
-            assert codes is not None
-        w = source.dequantize(block, shape if inside is None else (n, k), rows=inside) if measure or not kept else None
-        if out is None:
-            made = recoded(codes, target) if codes is not None else _packed(step, _given(w), a, _importance(plan, step))
-            error = error_sums(_given(w), target.dequantize(made, shape)) if measure else None
-            yield Piece(made, a, shape[0], error)
-            continue
-        assert isinstance(target, PacksRows)
-        if codes is None:
-            quantized = target.quantize(_given(w), importance=shared_importance(_importance(plan, step)))
-            assert isinstance(quantized, Affine)
-            codes = quantized
-        target.pack_rows(codes, a, out, (n, k))
-        if measure:
-            total += error_sums(_given(w), target.dequantize(out, (n, k), rows=rows))
-    if out is not None:
-        yield Piece(out, error=total if measure else None)
+def _packer(plan: Plan, step: Step) -> Packer:
+    """Quantizes floats of some columns of the target; a stack has one importance."""
+    target, importance = step.target, shared_importance(plan.importance.get(step.map.target))
 
+    def pack(w: F32, columns: slice) -> Affine | Parts:
+        if target.form is not Affine:
+            return _packed(step, w, 0, importance)
+        codes = target.quantize(w, importance=None if importance is None else importance[columns])
+        assert isinstance(codes, Affine)
+        return codes
 
-def _given(w: F32 | None) -> F32:
-    assert w is not None
-    return w
-
-
-def _importance(plan: Plan, step: Step) -> F32 | None:
-    return plan.importance.get(step.map.target)
+    return pack
 
 
 def floats(source: Checkpoint, step: Step) -> F32:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +15,21 @@ from polyquant.ops.metrics import ErrorSums
 from polyquant.rows import matrix_name
 from polyquant.types import F32, Action, Codec, Floats, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
 
-__all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step", "by_blocks", "importance_shapes", "shared_importance"]
+__all__ = [
+    "BLOCK_WEIGHTS",
+    "TILE_WEIGHTS",
+    "Piece",
+    "Progress",
+    "Step",
+    "by_blocks",
+    "importance_shapes",
+    "shared_importance",
+]
 
 BLOCK_WEIGHTS = 1 << 20
 """Weights per row block: large enough to amortize Python's overhead, small enough to stay in cache."""
+TILE_WEIGHTS = 1 << 24
+"""Weights that are in memory at once, packed, of a weight that cannot be cut by rows in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +38,8 @@ class Step:
 
     source: codec of all sources, or of the first if they differ; None for a constant and for tensors that a calibration
     computes. sources: all source tensors. cut: whether row blocks of the target can be made separately, even if not
-    read separately; None: if its codec is row_sliced. instead_of: the requested codec if its blocks do not fit.
+    read separately; None: if its codec is row_sliced. instead_of: the requested codec if its blocks do not fit. exact:
+    codes are kept and every weight stays equal, so that no error needs to be measured.
     """
 
     map: TensorMap
@@ -38,6 +51,7 @@ class Step:
     cut: bool | None = None
     sources: tuple[TensorSpec, ...] = ()
     instead_of: str = ""
+    exact: bool = False
 
     @property
     def spec(self) -> TensorSpec:
@@ -141,7 +155,8 @@ def importance_shapes(shape: Shape) -> tuple[Shape, ...]:
 class Piece:
     """Parts of rows [start, start + rows) of the target.
 
-    error: None if nothing was lost or it was not measured; note: about changed scales.
+    error: None if nothing was lost or it was not measured; note: about changed scales. offsets: bytes before each part,
+    instead of start and rows, where parts are pieces of other spans.
     """
 
     parts: Parts
@@ -149,6 +164,7 @@ class Piece:
     rows: int = 1
     error: ErrorSums | None = None
     note: str = ""
+    offsets: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,14 +62,12 @@ def decode(codes: I8, scale: F32, offset: F32, out: F32, bias: F32 | None = None
     """Write (codes - offset) * scale [+ bias] into out [rows, K]; scale, offset, bias [rows, G]."""
     (rows, k), groups = codes.shape, scale.shape[1]
     if (lib := native.lib()) is not None:
-        lib.affine_decode(codes, scale, offset, out)
-    else:
-        grouped = codes.reshape(rows, groups, k // groups).astype(np.float32)
-        with np.errstate(all="ignore"):
-            out.reshape(grouped.shape)[...] = (grouped - offset[:, :, None]) * scale[:, :, None]
-    if bias is not None:
-        with np.errstate(all="ignore"):
-            out.reshape(rows, groups, k // groups)[...] += bias[:, :, None]
+        lib.affine_decode(codes, scale, offset, out, bias)
+        return out
+    grouped = codes.reshape(rows, groups, k // groups).astype(np.float32)
+    with np.errstate(all="ignore"):
+        decoded = (grouped - offset[:, :, None]) * scale[:, :, None]
+        out.reshape(grouped.shape)[...] = decoded if bias is None else decoded + bias[:, :, None]
     return out
 
 

@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -186,6 +186,19 @@ class Source:
                 self._map = np.empty(0, np.uint8)
         return self._map
 
+    def read_rows(self, offset: int, pitch: int, out: NDArray[Any]) -> None:
+        """Fill the rows of a C-contiguous matrix, each `pitch` bytes after the one before. Raises InputError."""
+        flat, width, fd = out.reshape(-1).view(np.uint8), out.nbytes // max(1, len(out)), self._fd
+        view: memoryview = flat.data
+        for start in range(0, len(view), width or 1):
+            try:
+                done = os.preadv(fd, (view[start : start + width],), offset)
+            except OSError as e:
+                raise InputError(f"cannot be read: {e.strerror}", file=self.path) from e
+            if done != width:  # interrupted, or the file is too short
+                self.read_into(offset, flat[start : start + width])
+            offset += pitch
+
     def read_into(self, offset: int, out: NDArray[Any]) -> None:
         """Fill a C-contiguous array from `offset` by positioned reads. Raises InputError if the file is too short."""
         view = out.reshape(-1).view(np.uint8).data
@@ -293,6 +306,26 @@ class FileArray:
         out = np.empty((max(0, stop - start), *self.spec.shape[1:]), self.spec.dtype)
         row = self.spec.nbytes // length if length else 0
         self.source.read_into(self.offset + start * row, out)
+        if self.swap is not None:
+            self._swap_bytes(out.reshape(-1).view(np.uint8))
+        return out
+
+    @property
+    def cuts(self) -> bool:
+        """True if `rectangle` reads only these bytes: not from a URL, where each piece would be a request."""
+        return type(self.source) is Source
+
+    def rectangle(self, places: Sequence[slice]) -> NDArray[Any]:
+        """Read entries [start, stop) of both axes of a matrix into a new array, row by row; with swapped bytes, columns
+        must be whole blocks.
+
+        Raises InputError if the file is too short.
+        """
+        (rows, columns), (_, width) = places, self.spec.shape
+        out = np.empty((rows.stop - rows.start, columns.stop - columns.start), self.spec.dtype)
+        pitch = width * self.spec.dtype.itemsize
+        at = self.offset + rows.start * pitch + columns.start * self.spec.dtype.itemsize
+        self.source.read_rows(at, pitch, out)
         if self.swap is not None:
             self._swap_bytes(out.reshape(-1).view(np.uint8))
         return out

@@ -120,7 +120,7 @@ void layout(Input in) {
       std::vector<int64_t> sums(groups);
       affine_grid(w.data(), groups, size, levels, scale.data(), offset.data());
       affine_encode(w.data(), groups, size, levels, scale.data(), offset.data(), codes.data());
-      affine_decode(codes.data(), groups, size, scale.data(), offset.data(), back.data());
+      affine_decode(codes.data(), groups, size, scale.data(), offset.data(), nullptr, back.data());
       row_sums(codes.data(), groups, size, sums.data());
       break;
     }

@@ -10,7 +10,7 @@ from polyquant.codecs.awq import AWQ
 from polyquant.errors import InputError, PlanError
 from polyquant.formats.huggingface.gptq import modules as _with_qweight
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
-from polyquant.formats.huggingface.schemes import StoredTensor, linear_names, stored_parts
+from polyquant.formats.huggingface.schemes import StoredTensor, group_sizes, linear_names, stored_parts
 from polyquant.formats.linears import is_linear
 from polyquant.types import Codec, Shape, TensorSpec
 
@@ -75,10 +75,10 @@ class _AWQ:
     def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
         """quantization_config. Raises PlanError for several group sizes."""
         del config
-        groups = {t.codec.group for t in tensors if isinstance(t.codec, AWQ)}
+        groups = set(group_sizes(tensors).values())
         if len(groups) > 1:
             raise PlanError("an AWQ folder has one group size", found=", ".join(map(str, sorted(groups))))
-        plain = linear_names(tensors, quantized=False, scheme=self)
+        plain = [m for m in linear_names(tensors, quantized=False, scheme=self) if m != "lm_head"]
         return {
             "quantization_config": {
                 "quant_method": "awq", "bits": 4, "group_size": groups.pop() or -1, "zero_point": True,

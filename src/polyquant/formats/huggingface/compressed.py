@@ -2,7 +2,8 @@
 codecs/compressed_tensors.py.
 
 formats/huggingface/fp8.py reads weights of 8-bit floats. Other formats (nvfp4, marlin-24) are named but not decoded.
-Static input scales, X.input_scale and X.input_zero_point, are omitted with a note: they do not change the weights.
+Static input scales, X.input_scale and X.input_zero_point, are parts of the weight if they are [1] and of the scales'
+dtype; others are omitted with a note, since they do not change the weights.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.errors import InputError, printable
 from polyquant.formats.huggingface import fp8
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
-from polyquant.formats.huggingface.schemes import StoredTensor, linear_names, stored_parts
+from polyquant.formats.huggingface.schemes import StoredTensor, group_sizes, linear_names, stored_parts
 from polyquant.formats.linears import is_linear
 from polyquant.types import Codec, Shape, TensorSpec
 
@@ -58,7 +59,7 @@ def weight_of(
             return f"compressed-tensors {bits}-bit {PACKED}"
     else:
         n, k = require(module, "weight", tensors, 2).shape
-        shape, bits = (n, k), 8
+        shape, bits = (n, k), _stored_bits(settings)
     scale = tensors.get(f"{module}.weight_scale")
     if scale is None:
         raise InputError("quantized weight lacks weight_scale", tensor=module)
@@ -69,6 +70,7 @@ def weight_of(
             "groups do not divide the inputs", tensor=module, expected=f"a divisor of {shape[1]}", found=groups
         )
     zero = tensors.get(f"{module}.weight_zero_point")
+    static = "" if packed else _static(module, scale, tensors)
     codec = CompressedTensors(
         bits,
         packed,
@@ -82,8 +84,9 @@ def weight_of(
             for group in _groups(settings)
             if (group.get("format", settings.get("format")) == PACKED) is packed
         ),
+        static,
     )
-    lost = tuple(f"{module}.{part}" for part in _GRID if f"{module}.{part}" in tensors)
+    lost = tuple(f"{module}.{part}" for part in _GRID if f"{module}.{part}" in tensors and not static)
     weight = fitting(module, shape, codec, tensors, spare=("weight_shape", "weight_g_idx"))
     return replace(weight, spare=weight.spare + lost, lost=lost)
 
@@ -121,6 +124,24 @@ def _dynamic(group: Mapping[str, Any]) -> bool:
         and inputs.get("num_bits") == 8
         and inputs.get("type") == "int"
     )
+
+
+def _stored_bits(settings: Mapping[str, Any]) -> int:
+    """4 for codes of 4 bits in bytes (W4A8): only if config.json says so of every int-quantized weight."""
+    weights = [
+        g.get("weights") for g in _groups(settings) if g.get("format", settings.get("format")) == "int-quantized"
+    ]
+    return 4 if weights and all(isinstance(w, dict) and w.get("num_bits") == 4 for w in weights) else 8
+
+
+def _static(module: str, scale: Described, tensors: Mapping[str, Described]) -> str:
+    """The word in codec names for the input quantization that this weight stores."""
+    inputs, zero = (tensors.get(f"{module}.{part}") for part in _GRID)
+    if inputs is None or inputs.shape != (1,) or inputs.dtype != scale.dtype:
+        return ""
+    if zero is None:
+        return "static"
+    return "szp" if zero.shape == (1,) and zero.dtype == "I8" else ""
 
 
 def _shape(module: str, tensors: Mapping[str, Described], read: Read) -> tuple[int, int]:
@@ -180,15 +201,15 @@ class _CompressedTensors:
         return isinstance(codec, CompressedTensors)
 
     def holding(self, codec: Codec, shape: Shape) -> Codec | None:
-        """Packed words of the same bits and groups; zero points are packed where the source has any."""
+        """Packed words of the same groups, and of 4 or 8 bits; zero points are packed where the source has any."""
         have = integers_of(codec)
         if isinstance(codec, CompressedTensors) or have is None:
             return codec if have is not None else None
-        if have.ordered or len(shape) != 2:
+        if len(shape) != 2 or (have.group and shape[1] % have.group):
             return None
         zeros = "" if have.zero == "none" else "zpp"
         bits = 4 if have.bits <= 4 else 8
-        return CompressedTensors(bits, True, have.group, zeros, have.tensor, dtype=have.scale)
+        return CompressedTensors(bits, True, have.group, zeros, have.tensor, have.ordered, have.scale)
 
     def quantizes(self, name: str, shape: Shape) -> bool:
         """Linear layers without the output head."""
@@ -205,13 +226,16 @@ class _CompressedTensors:
         return out
 
     def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
-        """quantization_config with a group per codec. All linear layers are targets if there is one codec."""
-        del config
-        codecs = {t.codec.name: t.codec for t in tensors if isinstance(t.codec, CompressedTensors)}
+        """quantization_config as llm-compressor writes it, with a group per codec. All linear layers are targets if
+        there is one codec. A source's scheme of the KV cache is kept with its scales.
+        """
+        sizes = group_sizes(tensors)
+        own = {t.name: replace(t.codec, group=sizes[t.name]) for t in tensors if isinstance(t.codec, CompressedTensors)}
+        codecs = {codec.name: codec for codec in own.values()}
         formats = {name: PACKED if codec.words else "int-quantized" for name, codec in codecs.items()}
         groups = {}
         for i, (name, codec) in enumerate(codecs.items()):
-            modules = [t.name.removesuffix(".weight") for t in tensors if t.codec.name == name]
+            modules = [tensor.removesuffix(".weight") for tensor, its in own.items() if its == codec]
             targets = ["Linear"] if len(codecs) == 1 else modules
             groups[f"group_{i}"] = {"targets": targets, **_described(codec), "format": formats[name]}
         single = len(set(formats.values())) == 1
@@ -222,25 +246,48 @@ class _CompressedTensors:
                 "quantization_status": "compressed",
                 "config_groups": groups,
                 "ignore": linear_names(tensors, quantized=False, scheme=self),
-                "kv_cache_scheme": None,
+                "kv_cache_scheme": _kv_cache(tensors, config),
                 "global_compression_ratio": None,
+                "sparsity_config": {},
+                "transform_config": {},
+                "version": _VERSION,
             }
         }
 
 
+_VERSION = "0.19.0"
+"""Version of compressed-tensors whose fields these are."""
+_ZERO_POINTS = "torch.int8"
+
+
+def _kv_cache(tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> Any:
+    """The source's scheme of the KV cache, if its scales are among the tensors."""
+    settings = config.get("quantization_config")
+    scaled = any(t.name.endswith((".k_scale", ".v_scale")) for t in tensors)
+    return settings.get("kv_cache_scheme") if scaled and isinstance(settings, Mapping) else None
+
+
 def _described(codec: CompressedTensors) -> dict[str, Any]:
-    """The group entries `weights` and `input_activations`."""
+    """The group entries `weights`, `input_activations` and `output_activations`."""
     strategy = "tensor" if codec.tensor else "group" if codec.group else "channel"
-    weights = {
-        "num_bits": codec.bits, "type": "int", "symmetric": not codec.zeros, "strategy": strategy,
-        "group_size": codec.group or None, "dynamic": False, "observer": "minmax", "observer_kwargs": {},
-        "block_structure": None, "actorder": None,
+    weights = _scheme_of(codec.bits, strategy, codec.group or None, symmetric=not codec.zeros) | {
+        "observer": "memoryless_minmax", "actorder": "group" if codec.ordered else None,
     }  # fmt: skip
-    inputs = {
-        "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "group_size": None, "dynamic": True,
-        "observer": None, "observer_kwargs": {}, "block_structure": None, "actorder": None,
+    inputs = None
+    if codec.dynamic:
+        inputs = _scheme_of(8, "token", None, symmetric=True) | {"dynamic": True}
+    elif codec.static:
+        inputs = _scheme_of(8, "tensor", None, symmetric=codec.static != "szp") | {"observer": "minmax"}
+    return {"weights": weights, "input_activations": inputs, "output_activations": None}
+
+
+def _scheme_of(bits: int, strategy: str, group: int | None, *, symmetric: bool) -> dict[str, Any]:
+    """The fields of a quantization scheme of integers."""
+    return {
+        "num_bits": bits, "type": "int", "symmetric": symmetric, "group_size": group, "strategy": strategy,
+        "block_structure": None, "dynamic": False, "actorder": None, "scale_dtype": None,
+        "zp_dtype": None if symmetric else _ZERO_POINTS, "observer": None, "observer_kwargs": {},
     }  # fmt: skip
-    return {"weights": weights, "input_activations": inputs if codec.dynamic else None, "output_activations": None}
 
 
 SCHEME = _CompressedTensors()

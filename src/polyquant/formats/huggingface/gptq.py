@@ -13,7 +13,7 @@ from polyquant.codecs.affine_forms import integers_of
 from polyquant.codecs.gptq import BITS, GPTQ
 from polyquant.errors import InputError, PlanError
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
-from polyquant.formats.huggingface.schemes import StoredTensor, linear_names, stored_parts
+from polyquant.formats.huggingface.schemes import StoredTensor, group_sizes, linear_names, stored_parts
 from polyquant.formats.linears import is_linear
 from polyquant.types import Codec, Shape, TensorSpec
 
@@ -59,7 +59,8 @@ def weight_of(
         raise InputError("groups do not divide the inputs", tensor=module, expected=f"a divisor of {k}", found=groups)
     group = k // groups if groups > 1 else 0
     ordered = index is not None and not _counts_up(f"{module}.g_idx", index, k // groups, read)
-    codec = GPTQ(bits, group, packing == "gptq_v2", ordered, float_word(module, "scales", scales))
+    dtype = float_word(module, "scales", scales)
+    codec = GPTQ(bits, group, settings.get("sym") is True, packing == "gptq_v2", ordered, dtype)
     return fitting(module, (n, k), codec, tensors, spare=("g_idx",))
 
 
@@ -79,20 +80,22 @@ class _GPTQ:
     """Writing GPTQ."""
 
     name, title, methods = "gptq", "GPTQ weights", frozenset({"gptq"})
-    default = "gptq.4.g128"
+    default = "gptq.4.g128.sym"
 
     def holds(self, codec: Codec) -> bool:
         """True for GPTQ codecs."""
         return isinstance(codec, GPTQ)
 
     def holding(self, codec: Codec, shape: Shape) -> Codec | None:
-        """The same group and half-precision scales; the next wider bits of 2, 3, 4 and 8."""
+        """The same groups and half-precision scales; the next wider bits of 2, 3, 4 and 8. Symmetric codes stay so."""
         have = integers_of(codec)
         if isinstance(codec, GPTQ) or have is None or len(shape) != 2:
             return codec if isinstance(codec, GPTQ) else None
         bits = next(b for b in BITS if b >= have.bits)
-        fitting_words = shape[0] * bits % 32 == 0 and shape[1] * bits % 32 == 0
-        return GPTQ(bits, have.group if have.group < shape[1] else 0) if fitting_words else None
+        if shape[0] * bits % 32 or shape[1] * bits % 32:
+            return None
+        group = have.group if have.group < shape[1] else 0
+        return GPTQ(bits, group, sym=have.zero == "none", ordered=have.ordered)
 
     def quantizes(self, name: str, shape: Shape) -> bool:
         """Linear layers without the output head."""
@@ -112,23 +115,25 @@ class _GPTQ:
     def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
         """quantization_config: the most common codec, and `dynamic` for the modules that differ."""
         del config
+        groups = group_sizes(tensors)
         codecs = [t.codec for t in tensors if isinstance(t.codec, GPTQ)]
-        common = Counter(codecs).most_common(1)[0][0]
+        each = {t.name: (t.codec.bits, groups[t.name]) for t in tensors if isinstance(t.codec, GPTQ)}
+        bits, group = Counter(each.values()).most_common(1)[0][0]
         if len({c.v2 for c in codecs}) > 1:
             raise PlanError("a GPTQ folder has zero points of one version", found="v1 and v2")
         dynamic: dict[str, Any] = {}
-        for t in tensors:
-            if isinstance(t.codec, GPTQ) and (t.codec.bits, t.codec.group) != (common.bits, common.group):
-                module = re.escape(t.name.removesuffix(".weight"))
-                dynamic[f"+:^{module}$"] = {"bits": t.codec.bits, "group_size": t.codec.group or -1}
+        for name, own in each.items():
+            if own != (bits, group):
+                module = re.escape(name.removesuffix(".weight"))
+                dynamic[f"+:^{module}$"] = {"bits": own[0], "group_size": own[1] or -1}
         plain = linear_names(tensors, quantized=False, scheme=self)
         dynamic |= {f"-:^{re.escape(module)}$": {} for module in plain if module != "lm_head"}
-        packing = "gptq_v2" if common.v2 else "gptq"
+        packing = "gptq_v2" if codecs[0].v2 else "gptq"
         head = any(t.name == "lm_head.weight" and isinstance(t.codec, GPTQ) for t in tensors)
         return {
             "quantization_config": {
-                "quant_method": "gptq", "bits": common.bits, "group_size": common.group or -1,
-                "desc_act": common.ordered, "sym": False, "lm_head": head,
+                "quant_method": "gptq", "method": "gptq", "bits": bits, "group_size": group or -1,
+                "desc_act": any(c.ordered for c in codecs), "sym": all(c.sym for c in codecs), "lm_head": head,
                 "checkpoint_format": packing, "format": packing, "pack_dtype": "int32",
                 **({"dynamic": dynamic} if dynamic else {}),
             }

@@ -32,13 +32,15 @@ def lay_out(
     *,
     shard_bytes: int = 5_000_000_000,
     metadata: Mapping[str, str] | None = None,
+    before: Mapping[str, Any] | None = None,
 ) -> Layout:
     """Lay out safetensors shards of at most shard_bytes (a larger tensor gets its own shard), the index, and `files`.
 
     Of `files` only config.json is changed, if it would cause the weights to be misread. metadata: `__metadata__` of
-    every shard, default {"format": "pt"}. Raises PlanError for unsupported codecs and for names that collide.
+    every shard, default {"format": "pt"}. before: the source's config.json, of which schemes keep what does not
+    concern the weights. Raises PlanError for unsupported codecs and for names that collide.
     """
-    files = _with_matching_config(tensors, files)
+    files = _with_matching_config(tensors, files, before or {})
     metadata = {"format": "pt"} if metadata is None else metadata
     shards = _split(list(_stored(tensors)), shard_bytes)
     plans: list[FilePlan] = []
@@ -67,7 +69,7 @@ def one_file(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> Layo
 
     Raises PlanError.
     """
-    _with_matching_config(tensors, {})
+    _with_matching_config(tensors, {}, {})
     plan, slots = _file("model.safetensors", list(_stored(tensors)), {"format": "pt", **metadata})
     return Layout((plan,), slots, folder=False)
 
@@ -88,7 +90,9 @@ def _file(
     return FilePlan(file, len(header) + sum(e.nbytes for e in placed), tuple(pieces)), slots
 
 
-def _with_matching_config(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+def _with_matching_config(
+    tensors: Sequence[TensorSpec], files: Mapping[str, bytes], before: Mapping[str, Any]
+) -> Mapping[str, bytes]:
     """`files` with config.json whose quantization_config matches the packed weights, or is absent if there are none."""
     kinds = {t.codec.name.removeprefix(PACKED) for t in tensors if t.codec.name.startswith(PACKED)}
     if len(kinds) > 1:
@@ -111,7 +115,7 @@ def _with_matching_config(tensors: Sequence[TensorSpec], files: Mapping[str, byt
         files = _with_config(files, config)
     if scheme is not None:
         kept_entries = {k: v for k, v in config.items() if k not in ("quantization_config", "quantization")}
-        return _with_config(files, {**kept_entries, **scheme.settings(tensors, config)})
+        return _with_config(files, {**kept_entries, **scheme.settings(tensors, before or config)})
     found = _described(tensors, config, kinds, exl3)
     return files if found is None else _with_config(files, found)
 

@@ -13,10 +13,13 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from polyquant.codecs.dtypes import BY_NUMPY
+from polyquant.codecs.keeping import HoldsIntegers
 from polyquant.errors import PlanError, UnknownNameError
 from polyquant.types import Codec, Shape, TensorSpec
 
-__all__ = ["SCHEMES", "Scheme", "StoredTensor", "linear_names", "scheme_named", "scheme_of", "stored_parts"]
+__all__ = [
+    "SCHEMES", "Scheme", "StoredTensor", "group_sizes", "linear_names", "scheme_named", "scheme_of", "stored_parts",
+]  # fmt: skip
 
 SCHEMES: dict[str, str] = {
     "compressed-tensors": "compressed:SCHEME", "gptq": "gptq:SCHEME", "awq": "awq:SCHEME",
@@ -92,6 +95,21 @@ def stored_parts(tensor: TensorSpec) -> list[StoredTensor]:
     stem = tensor.name.removesuffix("weight")
     specs = tensor.codec.specs(tensor.shape)
     return [StoredTensor(part, stem + part, BY_NUMPY[spec.dtype], spec.shape) for part, spec in specs.items()]
+
+
+def group_sizes(tensors: Sequence[TensorSpec]) -> dict[str, int]:
+    """Columns per scale of each quantized tensor, 0 for the whole row.
+
+    A row that is one group of the size that others have counts as such: a folder with groups of 128 may have layers of
+    128 inputs.
+    """
+    traits = {t.name: t.codec.integers for t in tensors if isinstance(t.codec, HoldsIntegers)}
+    found = {i.group for i in traits.values() if i.group}
+    columns = {t.name: t.shape[-1] for t in tensors if t.name in traits}
+    return {
+        name: columns[name] if not (i.group or i.tensor) and columns[name] in found else i.group
+        for name, i in traits.items()
+    }
 
 
 def linear_names(tensors: Sequence[TensorSpec], *, quantized: bool, scheme: Scheme) -> list[str]:

@@ -24,7 +24,7 @@ from polyquant.formats.smoothing import marked
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Facts, Recipe
 from polyquant.registry import codec
-from polyquant.types import F32, Checkpoint, Codec, Floats, Layout, TensorMap, Translation, TrellisCodes, Weight
+from polyquant.types import F32, Affine, Checkpoint, Codec, Floats, Layout, TensorMap, Translation, TrellisCodes, Weight
 
 __all__ = ["HuggingFaceTarget"]
 
@@ -120,6 +120,8 @@ class HuggingFaceTarget(PlainTarget):
     def _held(self, scheme: Scheme, source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> Choice:
         """The scheme's codec for the codes of quantized weights. Raises PlanError for floats."""
         have = common(weights)
+        if have.form is Floats and any(w.codec.form is Affine for w in map(source.__getitem__, source)):
+            return Choice(have, "float in the source: kept")
         if have.form is Floats:
             raise PlanError(
                 f"the source's weights are floats, and {scheme.title} are quantized",
@@ -157,7 +159,8 @@ class HuggingFaceTarget(PlainTarget):
                 raise PlanError("single_file and shard_bytes are mutually exclusive")
             entries = {key: str(meta.value) for key, meta in planning.translation.metadata.items()}
             return one_file(specs, entries)
-        return lay_out(specs, files) if size is None else lay_out(specs, files, shard_bytes=size)
+        before = planning.source.config
+        return lay_out(specs, files, before=before, **({} if size is None else {"shard_bytes": size}))
 
 
 def _scheme(recipe: Recipe, options: Any) -> Scheme | None:

@@ -1,0 +1,105 @@
+"""Conversions between codecs of small floats that keep every code.
+
+    fp8.*  hf_mxfp8  hf_nvfp4.*       codecs/float_codec.py
+    hf_mxfp4  mxfp4                   one set of blocks in two orders (codecs/hf_mxfp4.py)
+    nvfp4  nvfp4.scaled               ggml's blocks of 64, without and with the scale of the tensor
+
+codecs/keeping.py decides which codecs can hold the codes of which.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.codecs.float_codec import FloatCodec, stored_scales
+from polyquant.codecs.ggml_fp4 import MXFP4, NVFP4
+from polyquant.codecs.hf_mxfp4 import HF_MXFP4
+from polyquant.codecs.keeping import Fate, HoldsFloats, SmallFloats, Verdict, float_resolved, keeps
+from polyquant.ops import small_floats
+from polyquant.types import U8, Blocks, Codec, Parts, ScaledFloats, Weight, as_matrix
+
+__all__ = ["held_floats", "refloated", "same_floats", "small_floats_of", "unfloated", "verdict"]
+
+_BLOCKS = {
+    "mxfp4": SmallFloats("e2m1", "e8m0", (1, 32), finite=True),
+    "nvfp4": SmallFloats("e2m1", "e4m3", (1, 16), finite=True),
+}
+
+
+def small_floats_of(codec: Codec) -> SmallFloats | None:
+    """What a codec of small floats holds; None for others."""
+    if codec.name in _BLOCKS:
+        return _BLOCKS[codec.name]
+    return codec.floats if isinstance(codec, HoldsFloats) else None
+
+
+def unfloated(codec: Codec, parts: Parts, shape: tuple[int, int], rows: slice | None = None) -> ScaledFloats:
+    """The codes and scales of a weight, or only of `rows` (parts are complete). Raises CodecError if a part does not
+    fit.
+    """
+    if isinstance(codec, FloatCodec):
+        return codec.unpack_rows(parts, shape, slice(0, shape[0]) if rows is None else rows)
+    blocks: U8 = codec.unpack(parts, shape).blocks
+    return _of_blocks(codec.name, blocks if rows is None else blocks[rows])
+
+
+def _of_blocks(name: str, blocks: U8) -> ScaledFloats:
+    kind, size, together = ("e4m3", 16, 4) if name == NVFP4.name else ("e8m0", 32, 1)
+    stream, scale = small_floats.split_blocks(blocks, size, together)
+    return ScaledFloats("e2m1", small_floats.nibbles(stream), kind, scale, (1, size))
+
+
+def refloated(codes: ScaledFloats, target: Codec) -> dict[str, NDArray[Any]]:
+    """Pack codes as parts of a codec that holds them. Raises CodecError for scales it cannot store."""
+    if isinstance(target, FloatCodec):
+        return target.pack(codes)
+    want = small_floats_of(target)
+    assert want is not None, target.name
+    size, (n, k) = want.block[1], codes.codes.shape
+    scale = stored_scales(target.name, codes, want, (n, k // size))
+    together = 4 if target.name == NVFP4.name else 1
+    blocks = small_floats.join_blocks(small_floats.pairs(codes.codes), scale, size, together)
+    return dict(target.pack(Blocks(NVFP4.name if together == 4 else MXFP4.name, blocks)))
+
+
+def verdict(weight: Weight, target: Codec) -> Verdict | None:
+    """What happens to this weight's codes in another codec, without conditions; None if one of them is not a codec of
+    small floats. Reads its scales where they decide.
+    """
+    have, want = small_floats_of(weight.codec), small_floats_of(target)
+    if have is None or want is None or (len(weight.shape) != 2 and isinstance(target, FloatCodec)):
+        return None
+    general = keeps(have, want)
+    if general.fate is Fate.IMPOSSIBLE or not general.conditions:
+        return general
+    return float_resolved(general, want, _scales(weight))
+
+
+def _scales(weight: Weight) -> ScaledFloats:
+    codec, matrix = weight.codec, as_matrix(weight.shape)
+    if isinstance(codec, FloatCodec):
+        return codec.tables(weight.parts, matrix)
+    scale = weight.parts["scales"] if codec is HF_MXFP4 else _block_scales(codec.name, weight.parts["blocks"])
+    want = small_floats_of(codec)
+    assert want is not None
+    return ScaledFloats("e2m1", np.empty((0, matrix[1]), np.uint8), want.scale, np.asarray(scale), want.block)
+
+
+def _block_scales(name: str, blocks: NDArray[Any]) -> U8:
+    """The scale bytes of ggml's blocks, a view if possible."""
+    flat = np.asarray(blocks).reshape(-1, (NVFP4 if name == NVFP4.name else MXFP4).type_size)
+    return flat[:, :4] if name == NVFP4.name else flat[:, 0]
+
+
+def same_floats(weight: Weight, target: Codec) -> bool:
+    """True if `target` can hold a weight's codes unchanged; its scales may be rounded."""
+    found = verdict(weight, target)
+    return found is not None and found.fate is not Fate.IMPOSSIBLE
+
+
+def held_floats(codec: Codec) -> bool:
+    """True for a codec of small floats."""
+    return small_floats_of(codec) is not None

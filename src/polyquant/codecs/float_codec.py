@@ -63,6 +63,11 @@ class FloatCodec(ABC):
     def lines(self) -> dict[str, int]:
         """Part -> rows of the weight for one entry of its first axis; 0: one entry for all rows."""
 
+    @property
+    def needs_peak(self) -> bool:
+        """True if there is a scale of the whole tensor."""
+        return bool(self.floats.tensor) or self.floats.block[0] == 0
+
     @abstractmethod
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
         """Specs of the parts of a weight [N, K]. Raises CodecError if the blocks do not divide the shape."""

@@ -9,6 +9,7 @@ codecs/keeping.py decides which codecs can hold the codes of which.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from polyquant.codecs.float_codec import FloatCodec, stored_scales
 from polyquant.codecs.ggml_fp4 import MXFP4, NVFP4
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.keeping import Fate, HoldsFloats, SmallFloats, Verdict, float_resolved, keeps
+from polyquant.operations import Operation, Same
 from polyquant.ops import small_floats
 from polyquant.types import U8, Blocks, Codec, Parts, ScaledFloats, Weight, as_matrix
 
-__all__ = ["held_floats", "refloated", "same_floats", "small_floats_of", "unfloated", "verdict"]
+__all__ = ["moved", "moves_rows", "refloated", "same_floats", "small_floats_of", "unfloated", "verdict"]
 
 _BLOCKS = {
     "mxfp4": SmallFloats("e2m1", "e8m0", (1, 32), finite=True),
@@ -100,6 +102,13 @@ def same_floats(weight: Weight, target: Codec) -> bool:
     return found is not None and found.fate is not Fate.IMPOSSIBLE
 
 
-def held_floats(codec: Codec) -> bool:
-    """True for a codec of small floats."""
-    return small_floats_of(codec) is not None
+def moves_rows(codec: Codec, op: Operation) -> bool:
+    """True if an operation that keeps rows keeps the codec's scales: each row has its own, or all rows share one."""
+    have = small_floats_of(codec)
+    return isinstance(op, Same) or (have is not None and have.block[0] in (0, 1))
+
+
+def moved(codes: ScaledFloats, order: NDArray[np.int64]) -> ScaledFloats:
+    """Permute rows: row i of the result is row order[i] of `codes`; their blocks have one row, or all."""
+    scale = codes.scale[order] if codes.block[0] == 1 else codes.scale
+    return replace(codes, codes=codes.codes[order], scale=scale)

@@ -4,7 +4,7 @@
     weight_scale      [N, 1]           one per row
                       [1]              one per tensor ("tensor")
     weight_scale_inv  [N / B, K / B]   one per B x B block, partial at the edges ("b128"); a multiplier despite its name
-    input_scale       f32 [1]          scale of statically quantized inputs ("static")
+    input_scale       [1]              scale of statically quantized inputs ("static"), in the dtype of the scales
 
     w = weight * scale
 
@@ -93,7 +93,11 @@ class FP8(FloatCodec):
         b = self.block
         table: Shape = (1,) if self.tensor else (-(-n // b), -(-k // b)) if b else (n, 1)
         parts = {"weight": ArraySpec((n, k), _KINDS[self.kind]), self.scale: ArraySpec(table, _SCALES[self.dtype])}
-        return parts | ({"input_scale": ArraySpec((1,), np.dtype(np.float32))} if self.static else {})
+        return parts | ({"input_scale": ArraySpec((1,), self._inputs_dtype)} if self.static else {})
+
+    @property
+    def _inputs_dtype(self) -> np.dtype[Any]:
+        return FLOAT_TYPES.get(self.dtype, np.dtype(np.float32))
 
     def tables(self, parts: Parts, shape: Shape) -> ScaledFloats:
         """The scales, and that of the inputs."""
@@ -126,7 +130,8 @@ class FP8(FloatCodec):
         if self.static:
             if given.inputs is None:
                 raise CodecError(f"{self.name} needs the scale of the inputs", hint="choose a codec without .static")
-            parts["input_scale"] = stored_scalar(given.inputs, given.divides, dividing=False)
+            inputs = stored_scalar(given.inputs, given.divides, dividing=False)
+            parts["input_scale"] = stored_table(self.name, "input scales", inputs, self._inputs_dtype)
         return parts
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:

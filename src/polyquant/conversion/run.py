@@ -220,5 +220,6 @@ class Run:
 
 def _write(staging: Sink, tensor: str, piece: Piece) -> None:
     for part, array in piece.parts.items():
-        offset = piece.start * array.nbytes // max(1, piece.rows)
+        start = piece.start * array.nbytes // max(1, piece.rows)
+        offset = start if piece.offsets is None else piece.offsets[part]
         staging.write(tensor, part, offset, np.ascontiguousarray(array))

@@ -12,7 +12,7 @@ from polyquant.codecs import affine_forms
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.trellis_forms import as_exl3
 from polyquant.errors import CodecError, PlanError
-from polyquant.formats.actions import blocks_of, common, survives
+from polyquant.formats.actions import blocks_of, common, same_codes, survives
 from polyquant.formats.huggingface.layout import lay_out, one_file
 from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
 from polyquant.formats.huggingface.options import HuggingFaceOptions
@@ -128,7 +128,7 @@ class HuggingFaceTarget(PlainTarget):
                 hint=f"quantize them: --codec {scheme.default}",
             )
         held = scheme.holding(have, tensor.shape)
-        if held is not None and survives(weights, tensor) and all(affine_forms.same_codes(w, held) for w in weights):
+        if held is not None and survives(weights, tensor) and all(same_codes(w, held, tensor) for w in weights):
             return Choice(held, "codes kept")
         return Choice(codec(scheme.default), f"{scheme.title} cannot hold the codes of {have}")
 
@@ -157,7 +157,11 @@ class HuggingFaceTarget(PlainTarget):
                 raise PlanError("single_file and shard_bytes are mutually exclusive")
             entries = {key: str(meta.value) for key, meta in planning.translation.metadata.items()}
             return one_file(specs, entries)
-        return lay_out(specs, files) if size is None else lay_out(specs, files, shard_bytes=size)
+        scheme = _scheme(planning.recipe, planning.options)
+        name = None if scheme is None else scheme.name
+        return (
+            lay_out(specs, files, scheme=name) if size is None else lay_out(specs, files, shard_bytes=size, scheme=name)
+        )
 
 
 def _scheme(recipe: Recipe, options: Any) -> Scheme | None:

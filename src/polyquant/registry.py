@@ -47,6 +47,7 @@ CODECS: dict[str, str] = {
     **_family("ggml_k", "q2_k q3_k q4_k q5_k q6_k q8_k"),
     **_family("ggml_iq", "iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq4_nl iq4_xs"),
     **_family("ggml_fp4", "mxfp4 nvfp4"),
+    **_family("ggml_nvfp4", "nvfp4.scaled"),
     **_family("ggml_ternary", "tq1_0 tq2_0"),
     **_family("i2_s", "i2_s.x86 i2_s.arm i2_s.x4 trinity.i2_s"),
     **_family("trinity", "trinity.tq2_0"),

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from polyquant.codecs.float_codec import FloatCodec, stored_scales
 from polyquant.codecs.ggml_fp4 import MXFP4, NVFP4
+from polyquant.codecs.ggml_nvfp4 import NVFP4_SCALED
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.keeping import Fate, HoldsFloats, SmallFloats, Verdict, float_resolved, keeps
 from polyquant.operations import Operation, Same
 from polyquant.ops import small_floats
 from polyquant.types import U8, Blocks, Codec, Parts, ScaledFloats, Weight, as_matrix
 
-__all__ = ["moved", "moves_rows", "refloated", "same_floats", "small_floats_of", "unfloated", "verdict"]
+__all__ = ["as_ggml", "moved", "moves_rows", "refloated", "same_floats", "small_floats_of", "unfloated", "verdict"]
 
 _BLOCKS = {
     "mxfp4": SmallFloats("e2m1", "e8m0", (1, 32), finite=True),
@@ -100,6 +101,19 @@ def same_floats(weight: Weight, target: Codec) -> bool:
     """True if `target` can hold a weight's codes unchanged; its scales may be rounded."""
     found = verdict(weight, target)
     return found is not None and found.fate is not Fate.IMPOSSIBLE
+
+
+def as_ggml(weight: Weight) -> Codec | None:
+    """The ggml type that holds this weight's codes, exactly; None if there is none. Reads its scales."""
+    have = small_floats_of(weight.codec)
+    if have is None or have.element != "e2m1":
+        return None
+    types: tuple[Codec, ...] = (MXFP4,) if have.scale == "e8m0" else (NVFP4, NVFP4_SCALED)
+    for codec in types:
+        found = verdict(weight, codec) if weight.shape[-1] % codec.granule[1] == 0 else None
+        if found is not None and found.fate is Fate.EXACT:
+            return codec
+    return None
 
 
 def moves_rows(codec: Codec, op: Operation) -> bool:

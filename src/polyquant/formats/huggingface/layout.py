@@ -162,6 +162,12 @@ def _scheme(tensors: Sequence[TensorSpec], wanted: str | None) -> Scheme | None:
         scheme = requested if requested is not None and requested.holds(codec) else scheme_of(codec)
         if scheme is not None and not _as_experts(scheme, codec, name, requested):
             found.setdefault(scheme.name, (scheme, f"{name} ({codec})"))
+    if requested is not None and requested.name not in found:
+        raise PlanError(
+            f"no weight can be stored as {requested.title}",
+            found=", ".join(sorted({t.codec.name for t in tensors})) or "no tensors",
+            hint="choose another scheme, or a codec of this one",
+        )
     if len(found) > 1:
         examples = ", ".join(example for _, example in found.values())
         raise PlanError("a folder has one quantization scheme", found=examples, hint="choose codecs of one scheme")

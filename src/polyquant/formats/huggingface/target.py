@@ -120,6 +120,8 @@ class HuggingFaceTarget(PlainTarget):
     def _held(self, scheme: Scheme, source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> Choice:
         """The scheme's codec for the codes of quantized weights. Raises PlanError for floats."""
         have = common(weights)
+        if have.form is Floats and any(w.codec.form is not Floats and len(w.shape) > 1 for w in source.values()):
+            return Choice(have, "a float in the quantized source: kept")
         if have.form is Floats:
             raise PlanError(
                 f"the source's weights are floats, and {scheme.title} are quantized",

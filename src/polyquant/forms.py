@@ -88,7 +88,8 @@ class ScaledFloats:
     float32. scale: [R, C], one for `block` = (rows, columns) weights, partial at the edges; 0 stands for all of them.
     start: the first row of `codes` in the weight, so that rows of a block table are known. tensor: the scale of the
     whole tensor, float32 [1], which multiplies or `divides`; None without one. inputs: the static scale of the layer's
-    inputs, float32 [1], which multiplies their codes, or `divides` as well; None without one.
+    inputs, float32 [1], which multiplies their codes, or `divides` as well; None without one. paired: `codes` holds two
+    e2m1 in a byte, [rows, K / 2], the even column in the lower four bits.
     """
 
     element: str
@@ -100,6 +101,13 @@ class ScaledFloats:
     tensor: F32 | None = None
     divides: bool = False
     inputs: F32 | None = None
+    paired: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the weight."""
+        rows, width = self.codes.shape
+        return rows, 2 * width if self.paired else width
 
 
 @dataclass(frozen=True, slots=True)

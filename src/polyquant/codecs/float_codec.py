@@ -21,7 +21,9 @@ from polyquant.ops import small_floats
 from polyquant.registry import Search
 from polyquant.types import F32, U8, ArraySpec, Parts, ScaledFloats, Shape, as_matrix
 
-__all__ = ["FloatCodec", "codes_form", "cut", "decoded_floats", "factors", "stored_scalar", "stored_scales"]
+__all__ = [
+    "FloatCodec", "codes_form", "cut", "decoded_floats", "factors", "paired_codes", "stored_scalar", "stored_scales",
+]  # fmt: skip
 
 _SEARCH = Search("polyquant.quantizers.small_floats:quantize")
 
@@ -97,6 +99,10 @@ class FloatCodec(ABC):
         start, stop, _ = rows.indices(as_matrix(shape)[0])
         return cut(replace(self.tables(parts, shape), codes=self.codes_of(parts, shape, rows)), start, stop)
 
+    def unpack_paired(self, parts: Parts, shape: Shape) -> ScaledFloats | None:
+        """Codes with two e2m1 in a byte; None for a codec of other floats. Raises CodecError if a part does not fit."""
+        return None
+
     def quantize(self, w: ArrayLike, *, importance: ArrayLike | None = None, peak: float | None = None) -> ScaledFloats:
         """Quantize floats [..., K] to the nearest codes, with the best of the library's scales and their neighbours.
 
@@ -164,9 +170,10 @@ def factors(codes: ScaledFloats) -> F32:
 
 def decoded_floats(codes: ScaledFloats, out: F32 | None = None) -> F32:
     """Values of the codes, float32 [rows, K]."""
-    out = np.empty(codes.codes.shape, np.float32) if out is None else out
+    out = np.empty(codes.shape, np.float32) if out is None else out
+    single = small_floats.nibbles(codes.codes) if codes.paired else codes.codes
     return small_floats.decode(
-        np.ascontiguousarray(codes.codes), codes.element, factors(codes), codes.block, out, codes.start
+        np.ascontiguousarray(single), codes.element, factors(codes), codes.block, out, codes.start
     )
 
 
@@ -211,6 +218,11 @@ def _repeated(scale: NDArray[Any], codes: ScaledFloats, want: tuple[int, int], c
     raise CodecError(
         "the target has fewer scales than the codes", expected=f"blocks of {want}", found=f"blocks of {codes.block}"
     )
+
+
+def paired_codes(codes: ScaledFloats) -> U8:
+    """The e2m1 codes, two in a byte."""
+    return codes.codes if codes.paired else small_floats.pairs(codes.codes)
 
 
 def codes_form(codec: FloatCodec, codes: object) -> ScaledFloats:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.float_codec import FloatCodec, stored_scales
+from polyquant.codecs.arguments import stored_bytes
+from polyquant.codecs.float_codec import FloatCodec, paired_codes, stored_scales
 from polyquant.codecs.ggml_fp4 import MXFP4, NVFP4
 from polyquant.codecs.ggml_nvfp4 import NVFP4_SCALED
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
@@ -24,7 +25,9 @@ from polyquant.operations import Operation, Same
 from polyquant.ops import small_floats
 from polyquant.types import U8, Blocks, Codec, Parts, ScaledFloats, Weight, as_matrix
 
-__all__ = ["as_ggml", "moved", "moves_rows", "refloated", "same_floats", "small_floats_of", "unfloated", "verdict"]
+__all__ = [
+    "as_ggml", "moved", "moves_rows", "refloated", "same_floats", "scales_of", "small_floats_of", "unfloated", "verdict",
+]  # fmt: skip
 
 _BLOCKS = {
     "mxfp4": SmallFloats("e2m1", "e8m0", (1, 32), finite=True),
@@ -44,15 +47,20 @@ def unfloated(codec: Codec, parts: Parts, shape: tuple[int, int], rows: slice | 
     fit.
     """
     if isinstance(codec, FloatCodec):
-        return codec.unpack_rows(parts, shape, slice(0, shape[0]) if rows is None else rows)
-    blocks: U8 = codec.unpack(parts, shape).blocks
-    return _of_blocks(codec.name, blocks if rows is None else blocks[rows])
+        codes = codec.unpack_paired(parts, shape) if rows is None else None
+        return codes or codec.unpack_rows(parts, shape, slice(0, shape[0]) if rows is None else rows)
+    chosen = slice(None) if rows is None else rows
+    if codec is HF_MXFP4:
+        pairs, scale = (stored_bytes(codec.name, parts, key, spec).reshape(spec.shape)[chosen]
+                        for key, spec in codec.specs(shape).items())  # fmt: skip
+        return ScaledFloats("e2m1", pairs, "e8m0", scale, (1, 32), paired=True)
+    return _of_blocks(codec.name, codec.unpack(parts, shape).blocks[chosen])
 
 
 def _of_blocks(name: str, blocks: U8) -> ScaledFloats:
     kind, size, together = ("e4m3", 16, 4) if name == NVFP4.name else ("e8m0", 32, 1)
     stream, scale = small_floats.split_blocks(blocks, size, together)
-    return ScaledFloats("e2m1", small_floats.nibbles(stream), kind, scale, (1, size))
+    return ScaledFloats("e2m1", stream, kind, scale, (1, size), paired=True)
 
 
 def refloated(codes: ScaledFloats, target: Codec) -> dict[str, NDArray[Any]]:
@@ -61,10 +69,12 @@ def refloated(codes: ScaledFloats, target: Codec) -> dict[str, NDArray[Any]]:
         return target.pack(codes)
     want = small_floats_of(target)
     assert want is not None, target.name
-    size, (n, k) = want.block[1], codes.codes.shape
+    size, (n, k) = want.block[1], codes.shape
     scale = stored_scales(target.name, codes, want, (n, k // size))
+    if target is HF_MXFP4:
+        return {"blocks": paired_codes(codes), "scales": scale}
     together = 4 if target.name == NVFP4.name else 1
-    blocks = small_floats.join_blocks(small_floats.pairs(codes.codes), scale, size, together)
+    blocks = small_floats.join_blocks(paired_codes(codes), scale, size, together)
     return dict(target.pack(Blocks(NVFP4.name if together == 4 else MXFP4.name, blocks)))
 
 
@@ -78,14 +88,15 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
     general = keeps(have, want)
     if general.fate is Fate.IMPOSSIBLE or not general.conditions:
         return general
-    return float_resolved(general, want, _scales(weight))
+    return float_resolved(general, want, scales_of(weight.codec, weight.parts, as_matrix(weight.shape)))
 
 
-def _scales(weight: Weight) -> ScaledFloats:
-    codec, matrix = weight.codec, as_matrix(weight.shape)
+def scales_of(codec: Codec, parts: Parts, matrix: tuple[int, int]) -> ScaledFloats:
+    """The scales of a weight, without codes. Raises CodecError if a part does not fit."""
     if isinstance(codec, FloatCodec):
-        return codec.tables(weight.parts, matrix)
-    scale = weight.parts["scales"] if codec is HF_MXFP4 else _block_scales(codec.name, weight.parts["blocks"])
+        return codec.tables(parts, matrix)
+    scale = parts["scales"] if codec is HF_MXFP4 else _block_scales(codec.name, parts["blocks"])
+    scale = scale.reshape(matrix[0], -1)
     want = small_floats_of(codec)
     assert want is not None
     return ScaledFloats("e2m1", np.empty((0, matrix[1]), np.uint8), want.scale, np.asarray(scale), want.block)

@@ -8,14 +8,14 @@ Source: llama.cpp's converter and its loader of "scale" tensors (facts).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.blocks import check_columns
-from polyquant.codecs.float_codec import FloatCodec, codes_form, stored_scalar, stored_scales
+from polyquant.codecs.float_codec import FloatCodec, codes_form, paired_codes, stored_scalar, stored_scales
 from polyquant.codecs.ggml_fp4 import NVFP4
 from polyquant.codecs.keeping import SmallFloats
 from polyquant.errors import CodecError
@@ -72,13 +72,18 @@ class ScaledNvfp4(FloatCodec):
         stream, _ = small_floats.split_blocks(self._part(parts, shape, "blocks")[rows], _GROUP, _TOGETHER)
         return small_floats.nibbles(stream)
 
+    def unpack_paired(self, parts: Parts, shape: Shape) -> ScaledFloats:
+        """The bytes in order of columns."""
+        stream, _ = small_floats.split_blocks(self._part(parts, shape, "blocks"), _GROUP, _TOGETHER)
+        return replace(self.tables(parts, shape), codes=stream, paired=True)
+
     def pack(self, codes: ScaledFloats) -> dict[str, NDArray[Any]]:
         """Pack codes to parts. Raises CodecError for scales that ggml reads as other values."""
-        given, (n, k) = codes_form(self, codes), codes.codes.shape
+        given, (n, k) = codes_form(self, codes), codes.shape
         scale = stored_scales(self.name, given, self.floats, (n, k // _GROUP))
         if (scale >= 0x7F).any():
             raise CodecError(f"{self.name} has no negative or NaN scales", hint="requantize")
-        blocks = small_floats.join_blocks(small_floats.pairs(given.codes), scale, _GROUP, _TOGETHER)
+        blocks = small_floats.join_blocks(paired_codes(given), scale, _GROUP, _TOGETHER)
         return {"blocks": blocks, "scale": stored_scalar(given.tensor, given.divides, dividing=False)}
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:

@@ -17,7 +17,7 @@ Source: github.com/vllm-project/compressed-tensors, ModelOpt's export, mlx (fact
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.float_codec import FloatCodec, codes_form, stored_scalar, stored_scales
+from polyquant.codecs.float_codec import FloatCodec, codes_form, paired_codes, stored_scalar, stored_scales
 from polyquant.codecs.keeping import SmallFloats
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import small_floats
@@ -90,12 +90,16 @@ class HFNvfp4(FloatCodec):
         """The nibbles of each row."""
         return small_floats.nibbles(self._part(parts, shape, "weight")[rows])
 
+    def unpack_paired(self, parts: Parts, shape: Shape) -> ScaledFloats:
+        """The bytes as they are."""
+        return replace(self.tables(parts, shape), codes=self._part(parts, shape, "weight"), paired=True)
+
     def pack(self, codes: ScaledFloats) -> dict[str, NDArray[Any]]:
         """Pack codes to parts. Raises CodecError for scales that the codec cannot hold."""
-        given, shape = codes_form(self, codes), codes.codes.shape
+        given, shape = codes_form(self, codes), codes.shape
         specs = self.specs(shape)
         scale = stored_scales(self.name, given, self.floats, specs["weight_scale"].shape)
-        parts: dict[str, NDArray[Any]] = {"weight": small_floats.pairs(given.codes), "weight_scale": scale.view(_E4M3)}
+        parts: dict[str, NDArray[Any]] = {"weight": paired_codes(given), "weight_scale": scale.view(_E4M3)}
         dividing = self.tensor == "divides"
         if self.tensor:
             parts["weight_scale_2"] = stored_scalar(given.tensor, given.divides, dividing=dividing)

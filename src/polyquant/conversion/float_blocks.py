@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.capabilities import CutsParts
-from polyquant.codecs.float_codec import FloatCodec, decoded_floats
-from polyquant.codecs.float_forms import moved, refloated, unfloated
+from polyquant.codecs.float_codec import FloatCodec, decoded_floats, factors
+from polyquant.codecs.float_forms import moved, refloated, scales_of, unfloated
 from polyquant.conversion.steps import Plan
 from polyquant.formats.steps import Piece, Step, shared_importance
 from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
-from polyquant.types import F32, Action, Codec, Floats, Parts, Weight, as_matrix
+from polyquant.types import F32, Action, Codec, Floats, Parts, ScaledFloats, Weight, as_matrix
 
 __all__ = ["moved_floats", "refloated_rows", "row_blocks"]
 
@@ -99,7 +99,15 @@ def refloated_rows(
     """Parts of the target with equal codes, and the error of rounded scales."""
     codes = unfloated(source, parts, shape)
     made = refloated(codes, target)
-    return made, error_sums(decoded_floats(codes), target.dequantize(made, shape)) if measure else None
+    if not measure or _unchanged(codes, scales_of(target, made, shape)):
+        return made, None
+    return made, error_sums(decoded_floats(codes), target.dequantize(made, shape))
+
+
+def _unchanged(before: ScaledFloats, after: ScaledFloats) -> bool:
+    """True if all scales have the same values, so that no weight changed."""
+    a, b = factors(before), factors(after)
+    return before.block == after.block and np.array_equal(a, b, equal_nan=True)
 
 
 def moved_floats(step: Step, weight: Weight, *, measure: bool) -> Piece:
@@ -109,5 +117,5 @@ def moved_floats(step: Step, weight: Weight, *, measure: bool) -> Piece:
     if not isinstance(op, Same):
         codes = moved(codes, op.needs(np.arange(shape[0]), [weight.shape])[0])
     made = refloated(codes, step.target)
-    error = error_sums(decoded_floats(codes), step.target.dequantize(made, shape)) if measure else None
-    return Piece(made, error=error)
+    exact = not measure or _unchanged(codes, scales_of(step.target, made, shape))
+    return Piece(made, error=None if exact else error_sums(decoded_floats(codes), step.target.dequantize(made, shape)))

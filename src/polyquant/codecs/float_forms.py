@@ -9,7 +9,9 @@ codecs/keeping.py decides which codecs can hold the codes of which.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +28,11 @@ from polyquant.ops import small_floats
 from polyquant.types import U8, Blocks, Codec, Parts, ScaledFloats, Weight, as_matrix
 
 __all__ = [
-    "as_ggml", "moved", "moves_rows", "refloated", "same_floats", "scales_of", "small_floats_of", "unfloated", "verdict",
+    "RowsOf", "as_ggml", "moved", "moves_rows", "refloated", "same_floats", "scales_of", "small_floats_of", "unfloated",
+    "verdict",
 ]  # fmt: skip
 
+_CHUNK = 1 << 22
 _BLOCKS = {
     "mxfp4": SmallFloats("e2m1", "e8m0", (1, 32), finite=True),
     "nvfp4": SmallFloats("e2m1", "e4m3", (1, 16), finite=True),
@@ -88,7 +92,43 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
     general = keeps(have, want)
     if general.fate is Fate.IMPOSSIBLE or not general.conditions:
         return general
-    return float_resolved(general, want, scales_of(weight.codec, weight.parts, as_matrix(weight.shape)))
+    n, k = as_matrix(weight.shape)
+    lines = math.lcm(*(line for line in _lines(weight.codec).values() if line))
+    size = max(1, _CHUNK // max(1, k * lines)) * lines
+    worst: Verdict | None = None
+    for start in range(0, max(1, n), size):  # the parts are read, not mapped: a map of the file counts as memory
+        rows = slice(start, min(n, start + size))
+        shape = (rows.stop - start, k)
+        found = float_resolved(general, want, scales_of(weight.codec, RowsOf(weight, rows), shape))
+        if found.fate is Fate.IMPOSSIBLE:
+            break
+        worst = found if worst is None or found.fate is Fate.ROUNDED else worst
+    return found if found.fate is Fate.IMPOSSIBLE else worst
+
+
+def _lines(codec: Codec) -> Mapping[str, int]:
+    """Part -> rows of the weight for one entry of its first axis; 0: one entry for all rows."""
+    return codec.lines if isinstance(codec, FloatCodec) else dict.fromkeys(("blocks", "scales"), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOf(Mapping[str, NDArray[Any]]):
+    """Parts of some rows, as those of a weight of its own, read on access. rows: begin with a block of each part."""
+
+    weight: Weight
+    rows: slice
+
+    def __getitem__(self, key: str) -> NDArray[Any]:
+        array, line = self.weight.arrays[key], _lines(self.weight.codec)[key]
+        if not line:
+            return array.read(0, array.spec.shape[0])
+        return array.read(self.rows.start // line, -(-self.rows.stop // line))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weight.arrays)
+
+    def __len__(self) -> int:
+        return len(self.weight.arrays)
 
 
 def scales_of(codec: Codec, parts: Parts, matrix: tuple[int, int]) -> ScaledFloats:

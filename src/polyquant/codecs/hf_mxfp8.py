@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from polyquant.codecs.float_codec import FloatCodec, codes_form, stored_scales
 from polyquant.codecs.keeping import SmallFloats
-from polyquant.types import U8, ArraySpec, Parts, ScaledFloats, Shape
+from polyquant.ops import grouped
+from polyquant.types import U8, ArraySpec, Parts, ScaledFloats, Shape, as_matrix
 
 __all__ = ["HF_MXFP8", "HFMxfp8"]
 
@@ -73,6 +74,16 @@ class HFMxfp8(FloatCodec):
         spec = self.specs(codes.codes.shape)["weight_scale"]
         scale = stored_scales(self.name, given, self.floats, spec.shape)
         return {"weight": np.ascontiguousarray(given.codes).view(_E4M3), "weight_scale": scale}
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """Return a matmul handle (ops/matmul.py) on the stored bytes; None without a native kernel.
+
+        Raises CodecError if a part does not fit.
+        """
+        weight, scale = (self._part(parts, shape, key) for key in ("weight", "weight_scale"))
+        return grouped.handle(
+            grouped.Grouped(np.ascontiguousarray(weight).view(np.uint8), "e4m3", as_matrix(shape), scale, GROUP)
+        )
 
 
 HF_MXFP8 = HFMxfp8()

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from polyquant.codecs.float_codec import FloatCodec, codes_form, paired_codes, stored_scalar, stored_scales
 from polyquant.codecs.keeping import SmallFloats
 from polyquant.errors import CodecError, UnknownNameError
-from polyquant.ops import small_floats
-from polyquant.types import U8, ArraySpec, Parts, ScaledFloats, Shape
+from polyquant.ops import grouped, small_floats
+from polyquant.types import U8, ArraySpec, Parts, ScaledFloats, Shape, as_matrix
 
 __all__ = ["NAMES", "HFNvfp4", "hf_nvfp4_named"]
 
@@ -108,6 +108,19 @@ class HFNvfp4(FloatCodec):
                 raise CodecError(f"{self.name} needs the scale of the inputs", hint="choose a codec without .static")
             parts["input_scale"] = stored_scalar(given.inputs, given.divides, dividing=dividing)
         return parts
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """Return a matmul handle (ops/matmul.py) on the stored bytes; None without a native kernel.
+
+        Raises CodecError if a part does not fit.
+        """
+        blocks, scale = (self._part(parts, shape, key) for key in ("weight", "weight_scale"))
+        factor = 1.0
+        if self.tensor:
+            whole = self._part(parts, shape, "weight_scale_2")[0]
+            with np.errstate(all="ignore"):
+                factor = float(np.float32(1) / whole if self.tensor == "divides" else whole)
+        return grouped.handle(grouped.Grouped(blocks, "e2m1", as_matrix(shape), scale, GROUP, factor=factor))
 
 
 @cache

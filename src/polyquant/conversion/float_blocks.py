@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyquant.capabilities import CutsParts
 from polyquant.codecs.float_codec import FloatCodec, decoded_floats, factors
-from polyquant.codecs.float_forms import moved, refloated, scales_of, unfloated
+from polyquant.codecs.float_forms import RowsOf, moved, refloated, scales_of, unfloated
 from polyquant.conversion.steps import Plan
 from polyquant.formats.steps import Piece, Step, shared_importance
 from polyquant.operations import Same
@@ -31,17 +29,9 @@ def _lines(codec: Codec) -> Mapping[str, int] | None:
     return codec.lines if not codec.row_sliced and isinstance(codec, CutsParts) else None
 
 
-def _read(weight: Weight, rows: slice) -> dict[str, NDArray[Any]]:
+def _parts(weight: Weight, rows: slice) -> Parts:
     """Parts of these rows, as those of a weight of its own."""
-    lines = _lines(weight.codec)
-    if lines is None:
-        return weight.read(rows)
-    out = {}
-    for part, array in weight.arrays.items():
-        line = lines[part]
-        span = (rows.start // line, -(-rows.stop // line)) if line else (0, array.spec.shape[0])
-        out[part] = array.read(*span)
-    return out
+    return weight.read(rows) if _lines(weight.codec) is None else dict(RowsOf(weight, rows))
 
 
 def row_blocks(plan: Plan, step: Step, weight: Weight, *, measure: bool) -> Iterator[Piece]:
@@ -57,7 +47,7 @@ def row_blocks(plan: Plan, step: Step, weight: Weight, *, measure: bool) -> Iter
         peak = max((_peak(weight, slice(a, min(n, a + size)), k) for a in range(0, n, size)), default=0.0)
     for a in range(0, max(1, n), size):
         rows = slice(a, min(n, a + size))
-        parts, shape = _read(weight, rows), (rows.stop - a, k)
+        parts, shape = _parts(weight, rows), (rows.stop - a, k)
         error = None
         if step.action is Action.COPY:
             made: Parts = parts
@@ -72,7 +62,7 @@ def row_blocks(plan: Plan, step: Step, weight: Weight, *, measure: bool) -> Iter
 
 def _peak(weight: Weight, rows: slice, k: int) -> float:
     """Largest magnitude of these rows."""
-    w = weight.codec.dequantize(_read(weight, rows), (rows.stop - rows.start, k))
+    w = weight.codec.dequantize(_parts(weight, rows), (rows.stop - rows.start, k))
     return float(max(w.max(initial=0), -w.min(initial=0)))
 
 

@@ -292,6 +292,7 @@ NB_MODULE(_native, m) {
   bind_decoder(m);
   bind_exact(m);
   bind_experts(m);
+  bind_floats(m);
   bind_packed(m);
   bind_tables(m);
   bind_tape(m);

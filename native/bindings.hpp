@@ -100,6 +100,7 @@ void bind_grouped(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);
 void bind_exact(nanobind::module_& m);
 void bind_experts(nanobind::module_& m);
+void bind_floats(nanobind::module_& m);
 void bind_packed(nanobind::module_& m);
 void bind_tables(nanobind::module_& m);
 void bind_tape(nanobind::module_& m);

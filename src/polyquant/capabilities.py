@@ -11,7 +11,7 @@ class, so that a new codec changes no caller.
     options     Configurable, Tiled, Fitted
     bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, MaybeIntegers
     searches    FitsInputs, QuantizesStored, MayOnlyRead
-    codes       HoldsBlocks, PacksRows, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
+    codes       HoldsBlocks, PacksRows, CutsParts, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 from polyquant.types import F32, Affine, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
-    "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias",
-    "HoldsBlocks", "MayOnlyRead", "MaybeIntegers", "Opaque", "Ordered", "OwnProduct", "Packed", "PacksRows",
-    "QuantizesStored", "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WithBits", "WithOffsets", "claims",
+    "Configurable", "CountsSymbols", "Cut", "CutsParts", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped",
+    "HoldsBias", "HoldsBlocks", "MayOnlyRead", "MaybeIntegers", "Opaque", "Ordered", "OwnProduct", "Packed",
+    "PacksRows", "QuantizesStored", "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WithBits",
+    "WithOffsets", "claims",
 ]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
@@ -228,6 +229,19 @@ class PacksRows(Protocol):
 
         Raises CodecError for codes that the codec cannot hold.
         """
+
+
+@runtime_checkable
+class CutsParts(Protocol):
+    """Small floats whose parts can be cut by rows, although an entry of some belongs to several rows or to all."""
+
+    @property
+    def lines(self) -> Mapping[str, int]:
+        """Part -> rows of the weight for one entry of its first axis; 0: one entry for all rows."""
+
+    @property
+    def needs_peak(self) -> bool:
+        """True if rows can only be quantized with the largest magnitude of the whole weight."""
 
 
 @runtime_checkable

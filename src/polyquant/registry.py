@@ -47,16 +47,18 @@ CODECS: dict[str, str] = {
     **_family("ggml_k", "q2_k q3_k q4_k q5_k q6_k q8_k"),
     **_family("ggml_iq", "iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq4_nl iq4_xs"),
     **_family("ggml_fp4", "mxfp4 nvfp4"),
+    **_family("ggml_nvfp4", "nvfp4.scaled"),
     **_family("ggml_ternary", "tq1_0 tq2_0"),
     **_family("i2_s", "i2_s.x86 i2_s.arm i2_s.x4 trinity.i2_s"),
     **_family("trinity", "trinity.tq2_0"),
     **_family("tl", "tl1 tl2"),
     **_family("hf_mxfp4", "hf_mxfp4"),
+    **_family("hf_mxfp8", "hf_mxfp8"),
     **_family("hf_bitnet", "hf_bitnet.autobitlinear hf_bitnet.bitlinear"),
     **_family("trellis", "trellis.2 trellis.3 trellis.4 trellis.5 trellis.6 trellis.7 trellis.8"),
 }
 _NAMED = (
-    {n: n for n in ("trellis", "metal_marlin", "exl3", "gptq", "awq", "fp8", "hqq", "torchao")}
+    {n: n for n in ("trellis", "metal_marlin", "exl3", "gptq", "awq", "fp8", "hf_nvfp4", "hqq", "torchao")}
     | dict.fromkeys(("w8a16", "w8a8", "w8a8s", "w4a16", "w4a8"), "msmodelslim")
     | {"compressed": "compressed_tensors", "chatglm": "chatglm_int", "bnb": "bitsandbytes"}
 )

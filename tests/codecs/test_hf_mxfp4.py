@@ -44,10 +44,15 @@ def test_bits_survive_a_round_trip_through_ggml(engine):
     np.testing.assert_array_equal(codec.dequantize(parts, (5, 160)), ggml.dequantize(packed, (5, 160)))
 
 
-def test_quantizing_equals_ggml(engine):
+def test_quantizing_is_never_worse_than_ggml(engine):
     codec, ggml = polyquant.codec("hf_mxfp4"), polyquant.codec("mxfp4")
-    w = np.random.default_rng(2).standard_normal((4, 64)).astype(np.float32)
-    np.testing.assert_array_equal(codec.quantize(w).blocks, ggml.quantize(w).blocks)
+    w = np.random.default_rng(2).standard_normal((64, 64)).astype(np.float32)
+    errors = []
+    for one in (codec, ggml):
+        back = one.dequantize(one.pack(one.quantize(w)), w.shape)
+        errors.append(((back - w).reshape(-1, 32) ** 2).sum(1))
+    assert (errors[0] <= errors[1] * (1 + 1e-5)).all()
+    assert errors[0].sum() < 0.97 * errors[1].sum()
 
 
 def test_mismatched_parts():

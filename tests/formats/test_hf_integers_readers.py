@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import read_safetensors
-from hub_vectors import HUB
 
 import polyquant
+from folders import read_safetensors
+from hub_vectors import HUB
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,9 @@ def test_transformers_with_compressed_tensors(case, to, codec, tmp_path):
                 assert torch.equal(mine, weight), name
                 checked += 1
     assert checked == len(loaded) > 0
-    assert np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < (0.1 if "a8" in case or codec == "compressed.i8.dynamic" else 0.02)
+    assert np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < (
+        0.1 if "a8" in case or codec == "compressed.i8.dynamic" else 0.02
+    )
 
 
 @pytest.mark.parametrize("case", ["gptq-v1-b4-g32-asym", "ct-int4-g32-asym-odd", "awq-gemm-g32-odd"])

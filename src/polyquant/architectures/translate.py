@@ -39,6 +39,8 @@ _COMPUTED = (
     ".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq", ".attention.bias", ".attention.masked_bias",
 )  # fmt: skip
 """Ends of the names of stored constants."""
+_CACHE_SCALES = (".k_scale", ".v_scale")
+"""Ends of the names of scales for a quantized cache, which other programs choose at run time."""
 
 
 # ---------------------------------------------------------------- Hugging Face -> GGUF
@@ -175,6 +177,8 @@ def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped:
     for weight in checkpoint.values():
         if weight.name.endswith(_COMPUTED):
             dropped[weight.name] = "computed from the configuration, not a weight"
+        elif weight.name.endswith(_CACHE_SCALES) and weight.shape in ((), (1,)):
+            dropped[weight.name] = "a scale of the quantized key and value cache"
         elif (number := layer_numbers.find(weight.name, family)) is not None:
             dropped[weight.name] = f"stored as {number.key}"
         elif hyper.tied and family.names.to_gguf(weight.name) == "output.weight":

@@ -20,12 +20,24 @@ from numpy.typing import NDArray
 from polyquant.codecs.affine_codec import AffineCodec, stored_codes, stored_table
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.codecs.compressed_tensors import CompressedTensors
-from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Verdict, keeps, resolved
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.read_only import ReadOnlyBlocks
 from polyquant.ops import code_streams
-from polyquant.types import F32, U8, Affine, Blocks, Codec, Floats, Parts, Shape, Ternary, Weight, as_matrix
+from polyquant.types import (
+    F32,
+    U8,
+    Affine,
+    Blocks,
+    Codec,
+    Floats,
+    Parts,
+    ScaledFloats,
+    Shape,
+    Ternary,
+    Weight,
+    as_matrix,
+)
 
 __all__ = [
     "affine_of",
@@ -67,7 +79,7 @@ def floats_of(config: Mapping[str, Any]) -> str:
 
 def only_read(codec: Codec) -> bool:
     """True for codecs that GGUF, Trellis and plain Hugging Face folders cannot store."""
-    return codec.form is Affine or isinstance(codec, FP8 | ReadOnlyBlocks)
+    return codec.form in (Affine, ScaledFloats) or isinstance(codec, ReadOnlyBlocks)
 
 
 def integers_of(codec: Codec) -> Integers | None:

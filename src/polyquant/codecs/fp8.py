@@ -1,15 +1,16 @@
-"""Matrices of 8-bit floats with scales, as stored by compressed-tensors, FBGEMM and DeepSeek.
+"""Matrices of 8-bit floats with scales, as stored by compressed-tensors, FBGEMM, DeepSeek and ModelOpt.
 
     weight            f8 [N, K]        e4m3 (4 exponent bits, 3 mantissa bits, no infinity, up to 448) or e5m2
     weight_scale      [N, 1]           one per row
                       [1]              one per tensor ("tensor")
     weight_scale_inv  [N / B, K / B]   one per B x B block, partial at the edges ("b128"); a multiplier despite its name
+    input_scale       [1]              scale of statically quantized inputs ("static"), in the dtype of the scales
 
     w = weight * scale
 
-Names: fp8.e4m3   fp8.e4m3.tensor   fp8.e4m3.b128   .inv (the part is called weight_scale_inv)
-       .f16 .f32 (dtype of the scales; default bf16)
-Source: github.com/vllm-project/compressed-tensors, DeepSeek-V3's inference code (facts).
+Names: fp8.e4m3   fp8.e4m3.tensor   fp8.e4m3.b128   .inv (the part is called weight_scale_inv)   .static
+       .f16 .f32 .e8m0 (dtype of the scales; default bf16)
+Source: github.com/vllm-project/compressed-tensors, DeepSeek-V3's inference code, ModelOpt's export (facts).
 """
 
 from __future__ import annotations
@@ -20,28 +21,32 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from polyquant.codecs.affine_codec import FLOAT_TYPES
-from polyquant.codecs.arguments import exact_part, output
-from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
+from polyquant.codecs.affine_codec import FLOAT_TYPES, stored_table
+from polyquant.codecs.float_codec import FloatCodec, codes_form, stored_scalar, stored_scales
+from polyquant.codecs.keeping import SmallFloats
+from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import grouped
-from polyquant.types import F32, ArraySpec, Blocks, Parts, Shape
+from polyquant.types import U8, ArraySpec, Parts, ScaledFloats, Shape
 
 __all__ = ["FP8", "NAMES", "fp8_named"]
 
 _KINDS = {"e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2)}
-_HINT = "choose another codec, e.g. bf16 or w8a16"
-NAMES: tuple[str, ...] = ("fp8.e4m3", "fp8.e5m2", "fp8.e4m3.tensor", "fp8.e4m3.b128.inv.f32")
+_SCALES = {**FLOAT_TYPES, "e8m0": np.dtype(ml_dtypes.float8_e8m0fnu)}
+NAMES: tuple[str, ...] = (
+    "fp8.e4m3", "fp8.e5m2", "fp8.e4m3.tensor", "fp8.e4m3.tensor.f32", "fp8.e4m3.b128", "fp8.e4m3.b128.inv.f32",
+    "fp8.e4m3.b128.inv.e8m0",
+)  # fmt: skip
 """Common names of the family, suggested by errors."""
 
 
 @dataclass(frozen=True, slots=True)
-class FP8:
+class FP8(FloatCodec):
     """8-bit floats with scales.
 
     kind: e4m3 or e5m2. block: side of the blocks, 0 for rows. tensor: one scale. inv: the scales are called
-    weight_scale_inv. dtype: of the scales.
+    weight_scale_inv. dtype: of the scales. static: with a scale of the inputs.
     """
 
     kind: str
@@ -49,6 +54,7 @@ class FP8:
     tensor: bool = False
     inv: bool = False
     dtype: str = "bf16"
+    static: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -57,32 +63,27 @@ class FP8:
     def name(self) -> str:
         """Codec name: the kind, and the options that are not the default."""
         flags = {
-            f"b{self.block}": self.block,
-            "tensor": self.tensor,
-            "inv": self.inv,
-            self.dtype: self.dtype != "bf16",
-        }
+            f"b{self.block}": self.block, "tensor": self.tensor, "inv": self.inv, self.dtype: self.dtype != "bf16",
+            "static": self.static,
+        }  # fmt: skip
         return ".".join(["fp8", self.kind, *(word for word, given in flags.items() if given)])
-
-    @property
-    def form(self) -> type[Blocks]:
-        """Blocks: codes that need the scale of their block."""
-        return Blocks
-
-    @property
-    def granule(self) -> tuple[int, int]:
-        """Any shape."""
-        return 1, 1
-
-    @property
-    def row_sliced(self) -> bool:
-        """True if each row has its own scale."""
-        return not (self.block or self.tensor)
 
     @property
     def scale(self) -> str:
         """Name of the scale part."""
         return "weight_scale_inv" if self.inv else "weight_scale"
+
+    @property
+    def floats(self) -> SmallFloats:
+        """One float per byte with a scale per row, block or tensor."""
+        block = (0, 0) if self.tensor else (self.block, self.block) if self.block else (1, 0)
+        return SmallFloats(self.kind, self.dtype, block)  # type: ignore[arg-type]
+
+    @property
+    def lines(self) -> dict[str, int]:
+        """One scale for each row, for a block of rows, or for all of them."""
+        lines = {"weight": 1, self.scale: 0 if self.tensor else self.block or 1}
+        return lines | ({"input_scale": 0} if self.static else {})
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
         """Specs of the parts of a weight [N, K]. Raises CodecError for a non-matrix."""
@@ -91,54 +92,60 @@ class FP8:
         n, k = shape
         b = self.block
         table: Shape = (1,) if self.tensor else (-(-n // b), -(-k // b)) if b else (n, 1)
-        return {"weight": ArraySpec((n, k), _KINDS[self.kind]), self.scale: ArraySpec(table, FLOAT_TYPES[self.dtype])}
+        parts = {"weight": ArraySpec((n, k), _KINDS[self.kind]), self.scale: ArraySpec(table, _SCALES[self.dtype])}
+        return parts | ({"input_scale": ArraySpec((1,), self._inputs_dtype)} if self.static else {})
 
-    def quantize(self, w: ArrayLike, *, importance: ArrayLike | None = None) -> Blocks:
-        """Raises UnsupportedError: this codec is read-only."""
-        raise UnsupportedError(f"{self.name} is read-only", hint=_HINT)
+    @property
+    def _inputs_dtype(self) -> np.dtype[Any]:
+        return FLOAT_TYPES.get(self.dtype, np.dtype(np.float32))
 
-    def pack(self, codes: Blocks) -> dict[str, NDArray[Any]]:
-        """Raises UnsupportedError: this codec is read-only."""
-        raise UnsupportedError(f"{self.name} is read-only", hint=_HINT)
+    def tables(self, parts: Parts, shape: Shape) -> ScaledFloats:
+        """The scales, and that of the inputs."""
+        stored = self._part(parts, shape, self.scale)
+        table = stored.reshape(1, 1) if self.tensor else stored
+        scale: NDArray[Any] = (
+            np.ascontiguousarray(table).view(np.uint8) if self.dtype == "e8m0" else table.astype(np.float32)
+        )
+        inputs = self._part(parts, shape, "input_scale").astype(np.float32) if self.static else None
+        codes = np.empty((0, shape[1]), np.uint8)
+        return ScaledFloats(self.kind, codes, self.dtype, scale, self.floats.block, inputs=inputs)
 
-    def unpack(self, parts: Parts, shape: Shape) -> Blocks:
-        """Return the bytes of the floats. Raises CodecError if a part does not fit."""
-        weight = exact_part(parts, "weight", self.specs(shape)["weight"])
-        return Blocks(self.name, np.ascontiguousarray(weight).view(np.uint8))
+    def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> U8:
+        """The bytes of the floats."""
+        return np.ascontiguousarray(self._part(parts, shape, "weight")[rows]).view(np.uint8)
 
-    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
-        """Parts to float32 [N, K], or only `rows` of it; the parts are always complete."""
-        specs = self.specs(shape)
-        weight, scale = (exact_part(parts, key, spec) for key, spec in specs.items())
-        n, k = shape
-        start, stop, _ = (slice(None) if rows is None else rows).indices(n)
-        out = output(out, (stop - start, k) if rows is not None else shape)
-        table = np.asarray(scale, np.float32)
-        if self.block:
-            lines = np.arange(start, stop) // self.block
-            table = np.repeat(table[lines], self.block, 1)[:, :k]
-        elif not self.tensor:
-            table = table[start:stop]
-        with np.errstate(all="ignore"):
-            np.multiply(weight[start:stop].astype(np.float32), table, out=out.reshape(stop - start, k))
-        return out
+    def pack(self, codes: ScaledFloats) -> dict[str, NDArray[Any]]:
+        """Pack codes to parts. Raises CodecError for scales that the codec cannot hold."""
+        given, (n, k) = codes_form(self, codes), codes.codes.shape
+        specs = self.specs((n, k))
+        spec = specs[self.scale]
+        scale = stored_scales(self.name, given, self.floats, (1, 1) if self.tensor else spec.shape)
+        if scale.dtype == np.uint8:
+            table = scale.view(spec.dtype)
+        else:
+            table = stored_table(self.name, "scales", scale, spec.dtype)
+        parts = {
+            "weight": np.ascontiguousarray(given.codes).view(_KINDS[self.kind]), self.scale: table.reshape(spec.shape)
+        }  # fmt: skip
+        if self.static:
+            if given.inputs is None:
+                raise CodecError(f"{self.name} needs the scale of the inputs", hint="choose a codec without .static")
+            inputs = stored_scalar(given.inputs, given.divides, dividing=False)
+            parts["input_scale"] = stored_table(self.name, "input scales", inputs, self._inputs_dtype)
+        return parts
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
         """Return a matmul handle (ops/matmul.py) on the stored bytes; None without a native kernel.
 
         Raises CodecError if a part does not fit.
         """
-        weight, scale = (exact_part(parts, key, spec) for key, spec in self.specs(shape).items())
+        weight, scale = (self._part(parts, shape, key) for key in ("weight", self.scale))
         n, k = shape
         tall = n if self.tensor else self.block or 1
         stored = np.ascontiguousarray(weight).view(np.uint8)
         kind: Literal["e4m3", "e5m2"] = "e4m3" if self.kind == "e4m3" else "e5m2"
-        return grouped.handle(grouped.Grouped(stored, kind, shape, scale, self.block or k, tall=tall))
-
-    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: str) -> F32:
-        """x [T, K] -> [T, N] in float32; inputs are not quantized. Raises CodecError if a part does not fit."""
-        del rounding
-        return x @ self.dequantize(parts, shape).T
+        scales = np.ascontiguousarray(scale).view(np.uint8) if self.dtype == "e8m0" else scale
+        return grouped.handle(grouped.Grouped(stored, kind, shape, scales, self.block or k, tall=tall))
 
 
 @cache
@@ -146,8 +153,8 @@ def fp8_named(name: str) -> FP8:
     """Return the codec called `name`, e.g. "fp8.e4m3.b128.inv.f32". Raises UnknownNameError."""
     _, kind, *words = [*name.split("."), ""]
     block = next((int(w[1:]) for w in words if w[:1] == "b" and w[1:].isdecimal() and len(w) < 8), 0)
-    dtype = next((w for w in words if w in FLOAT_TYPES), "bf16")
-    codec = FP8(kind, block, "tensor" in words, "inv" in words, dtype)
+    dtype = next((w for w in words if w in _SCALES), "bf16")
+    codec = FP8(kind, block, "tensor" in words, "inv" in words, dtype, "static" in words)
     if kind not in _KINDS or codec.name != name or (block and codec.tensor):
         raise UnknownNameError("codec", name, NAMES)
     return codec

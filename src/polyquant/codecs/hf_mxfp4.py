@@ -1,10 +1,12 @@
-"""MXFP4 as published for gpt-oss: the values of ggml's mxfp4 (codecs/ggml_fp4.py) with codes and scales in two tensors.
+"""MXFP4 in Hugging Face and MLX folders: ggml's mxfp4 (codecs/ggml_fp4.py) with codes and scales in two tensors.
 
     blocks u8 [rows, K / 2]     byte j of a row: low nibble weight 2j, high nibble weight 2j + 1
     scales u8 [rows, K / 32]    e: w = E2M1[q] * 2^(e - 127)
 
 4.25 bits per weight. A ggml block is [e][qs 16] with weights j and j + 16 in byte j: the same codes in a different
-order, so conversion only moves bits. In the file the parts are [experts, rows, K / 32, 16] and [experts, rows, K / 32].
+order, so conversion only moves bits. The files of gpt-oss name the parts *_blocks [experts, rows, K / 32, 16] and
+*_scales [experts, rows, K / 32]; compressed-tensors weight_packed, ModelOpt weight (and weight_scale), MLX weight (as
+uint32 words of the same bytes) and scales.
 Source: transformers 5.23, integrations/mxfp4.py (convert_moe_packed_tensors); llama.cpp's converter.
 """
 
@@ -15,16 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import of_form, stored_bytes
+from polyquant.codecs.arguments import column_weights, finite, of_form, real, stored_bytes
 from polyquant.codecs.blocks import check_columns
 from polyquant.codecs.ggml_fp4 import MXFP4
+from polyquant.codecs.keeping import SmallFloats
 from polyquant.errors import CodecError
-from polyquant.ops import grouped
+from polyquant.ops import grouped, small_floats
+from polyquant.registry import Search
 from polyquant.types import F32, ArraySpec, Blocks, Parts, Shape, as_matrix
 
 __all__ = ["HF_MXFP4", "HFMxfp4"]
 
 _BLOCK = 32
+_SEARCH = Search("polyquant.quantizers.small_floats:quantize")
 
 
 class HFMxfp4:
@@ -35,6 +40,7 @@ class HFMxfp4:
     granule = (1, _BLOCK)
     row_sliced = True
     holds = MXFP4.name
+    floats = SmallFloats("e2m1", "e8m0", (1, _BLOCK))
 
     def __str__(self) -> str:
         return self.name
@@ -49,30 +55,30 @@ class HFMxfp4:
         return {"blocks": ArraySpec((rows, k // 2), byte), "scales": ArraySpec((rows, k // _BLOCK), byte)}
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Blocks:
-        """Quantize floats [..., K] to ggml's mxfp4 blocks. Raises CodecError."""
-        return MXFP4.quantize(w, importance=importance)
+        """Quantize floats [..., K] to ggml's mxfp4 blocks, with the better of two powers of two for each.
+
+        Raises CodecError.
+        """
+        w = real(self.name, w)
+        rows, k = check_columns(self.name, w.shape, _BLOCK)
+        weights = column_weights(importance, k)
+        codes = _SEARCH(self.floats, finite(self.name, w).reshape(rows, k), weights)
+        pairs = small_floats.pairs(codes.codes)
+        return Blocks(self.holds, small_floats.join_blocks(pairs, codes.scale, _BLOCK, 1))
 
     def pack(self, codes: Blocks) -> dict[str, NDArray[np.uint8]]:
         """Pack ggml's mxfp4 blocks [rows, K / 32 * 17] to parts, losslessly. Raises CodecError for other blocks."""
         of_form(self, codes)
         if codes.codec != self.holds:
             raise CodecError("cannot pack codes of a different block type", expected=self.holds, found=codes.codec)
-        rows, size = codes.blocks.shape
-        cells = codes.blocks.reshape(rows, size // MXFP4.type_size, MXFP4.type_size)
-        halves = cells[:, :, 1:]
-        nibbles = np.concatenate([halves & 15, halves >> 4], axis=2)  # [rows, K / 32, 32] in weight order
-        blocks = nibbles[:, :, 0::2] | nibbles[:, :, 1::2] << 4
-        return {"blocks": blocks.reshape(rows, blocks.shape[1] * 16), "scales": np.ascontiguousarray(cells[:, :, 0])}
+        blocks, scales = small_floats.split_blocks(codes.blocks, _BLOCK, 1)
+        return {"blocks": blocks, "scales": scales}
 
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:
         """Unpack parts to ggml's mxfp4 blocks, losslessly. Raises CodecError if a size does not match the shape."""
         specs = self.specs(shape)
-        rows, count = specs["scales"].shape
-        pairs, scales = (stored_bytes(self.name, parts, key, spec) for key, spec in specs.items())
-        pairs = pairs.reshape(rows, count, _BLOCK // 2)
-        nibbles = np.stack([pairs & 15, pairs >> 4], axis=3).reshape(rows, count, _BLOCK)
-        blocks = np.concatenate([scales.reshape(rows, count, 1), nibbles[:, :, :16] | nibbles[:, :, 16:] << 4], axis=2)
-        return Blocks(self.holds, blocks.reshape(rows, count * MXFP4.type_size))
+        pairs, scales = (stored_bytes(self.name, parts, key, spec).reshape(spec.shape) for key, spec in specs.items())
+        return Blocks(self.holds, small_floats.join_blocks(pairs, scales, _BLOCK, 1))
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Dequantize to float32, bit-exact with ggml's mxfp4."""

@@ -20,7 +20,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.types import F32
+from polyquant.ops import small_floats
+from polyquant.types import F32, ScaledFloats
 
 __all__ = [
     "ROUNDABLE",
@@ -32,6 +33,7 @@ __all__ = [
     "SmallFloats",
     "Traits",
     "Verdict",
+    "float_resolved",
     "keeps",
     "met",
     "resolved",
@@ -70,16 +72,20 @@ class SmallFloats:
 
     element: "e2m1", "e4m3" or "e5m2". scale: "e8m0" (powers of two), "e4m3", or a float dtype. block: rows and columns
     per scale, 0 for all of them. tensor: "" without a scale of the whole tensor, else how it applies: "multiplies" or
-    "divides".
+    "divides". finite: scale bytes as ggml reads them, each a finite value without a sign: e8m0 255 is 2^128, in e4m3
+    the sign is ignored and 0x7F is 0.
     """
 
     element: Literal["e2m1", "e4m3", "e5m2"]
     scale: Literal["e8m0", "e4m3", "f16", "bf16", "f32"]
     block: tuple[int, int]
     tensor: Literal["", "multiplies", "divides"] = ""
+    finite: bool = False
 
 
 Traits: TypeAlias = Integers | SmallFloats
+_BYTES = ("e8m0", "e4m3")
+"""Kinds of scales that are one byte."""
 
 
 @runtime_checkable
@@ -116,10 +122,10 @@ class Condition(Enum):
     BIASES_FIT = "zero point * scale fits the target's dtype"
     WHOLE_ZEROS = "every bias is minus an integer from 0 to 2^bits - 1 times its scale"
     NO_BIASES = "every bias is minus 2^(bits - 1) times its scale"
-    ONE = "the scale of the tensor is 1"
+    FOLDS = "the scale of the tensor times each scale is a scale of the target"
     RECIPROCAL = "the scale of the tensor is the reciprocal of its reciprocal in float32"
     POWERS = "every scale is a power of two"
-    NO_NAN = "no scale byte is 255, a NaN for other programs"
+    NO_NAN = "no scale byte is 255, NaN for some programs and 2^128 for others"
     UNSIGNED = "no scale is negative or NaN"
 
 
@@ -205,15 +211,15 @@ def _small_floats(have: SmallFloats, want: SmallFloats) -> Verdict:
         if fits != size and (fits == 0 or (size and size % fits)):
             return _impossible(f"the target has one scale per {_block(want)}, the source per {_block(have)}")
     conditions = []
+    folds = bool(have.tensor) and not want.tensor
     if want.scale not in (have.scale, "f32"):
-        if want.scale in ("e8m0", "e4m3"):
-            if have.scale in ("e8m0", "e4m3"):
-                return _impossible(f"scales of {have.scale} are not scales of {want.scale}")
-            conditions.append(Condition.POWERS if want.scale == "e8m0" else Condition.SCALES_FIT)
-        else:
-            conditions.append(Condition.SCALES_FIT)
-    if have.tensor and not want.tensor:
-        conditions.append(Condition.ONE)
+        if want.scale == "e4m3" and have.scale == "e8m0":
+            return _impossible(f"scales of {have.scale} are not scales of {want.scale}")
+        conditions.append(Condition.POWERS if want.scale == "e8m0" else Condition.SCALES_FIT)
+    elif have.finite != want.finite and have.scale in _BYTES:
+        conditions.append(Condition.NO_NAN if have.scale == "e8m0" else Condition.UNSIGNED)
+    if folds:
+        conditions.append(Condition.FOLDS)
     elif have.tensor and have.tensor != want.tensor:
         conditions.append(Condition.RECIPROCAL)
     return Verdict(Fate.EXACT, "", tuple(conditions))
@@ -259,9 +265,53 @@ def _fits(values: F32, dtype: str) -> bool:
     return bool((stored.astype(np.float32) == values).all())
 
 
+def float_met(condition: Condition, want: SmallFloats, codes: ScaledFloats) -> bool:
+    """True if the scales of a weight (its codes are not used) meet a condition for the target `want`."""
+    scale, tensor = codes.scale, codes.tensor
+    if condition is Condition.NO_NAN:
+        return not (scale == 255).any()
+    if condition is Condition.UNSIGNED:
+        return not (scale >= 0x7F).any()
+    if condition is Condition.RECIPROCAL:
+        assert tensor is not None
+        with np.errstate(all="ignore"):
+            back = np.float32(1) / (np.float32(1) / tensor)
+        return bool((back == tensor).all())
+    wide = codes_scales(codes)
+    if condition is Condition.FOLDS:
+        assert tensor is not None
+        with np.errstate(all="ignore"):
+            exact = wide / tensor[0].astype(np.float64) if codes.divides else wide * tensor[0].astype(np.float64)
+            product = exact.astype(np.float32)
+        return bool((product == exact).all()) and _held(product, want.scale)
+    return _held(wide.astype(np.float32), want.scale)
+
+
+def codes_scales(codes: ScaledFloats) -> NDArray[np.float64]:
+    """The block scales as numbers, float64 [R, C]."""
+    scale: NDArray[Any] = small_floats.values(codes.kind)[codes.scale] if codes.scale.dtype == np.uint8 else codes.scale
+    return scale.astype(np.float64)
+
+
+def _held(values: F32, kind: str) -> bool:
+    """True if a kind of scale has these values."""
+    if kind in _BYTES:
+        return bool(np.isin(values, small_floats.values(kind)).all())
+    return _fits(values, kind)
+
+
+def float_resolved(verdict: Verdict, want: SmallFloats, codes: ScaledFloats) -> Verdict:
+    """The verdict for one weight with these scales, without conditions."""
+    return _without_conditions(verdict, [c for c in verdict.conditions if not float_met(c, want, codes)])
+
+
 def resolved(verdict: Verdict, have: Integers, want: Integers, scale: F32, offset: F32, bias: F32 | None) -> Verdict:
     """The verdict for one weight with these scales, offsets and biases, without conditions."""
     failed = [c for c in verdict.conditions if not met(c, have, want, scale, offset, bias)]
+    return _without_conditions(verdict, failed)
+
+
+def _without_conditions(verdict: Verdict, failed: list[Condition]) -> Verdict:
     if not failed:
         return replace(verdict, conditions=())
     why = "; ".join(f"not true: {c.value}" for c in failed)

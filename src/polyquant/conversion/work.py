@@ -16,10 +16,11 @@ from polyquant.capabilities import QuantizesStored
 from polyquant.codecs.affine_codec import decoded_rows
 from polyquant.codecs.affine_forms import affine_of, recoded
 from polyquant.codecs.transcode import transcode
+from polyquant.conversion.float_blocks import moved_floats, refloated_rows, row_blocks
 from polyquant.conversion.steps import Plan
 from polyquant.conversion.tiles import Packer, converted, copied
 from polyquant.errors import CodecError
-from polyquant.formats.steps import Piece, Step, by_blocks, shared_importance
+from polyquant.formats.steps import Piece, Step, by_blocks, cuts_parts, shared_importance
 from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
@@ -32,6 +33,7 @@ from polyquant.types import (
     Checkpoint,
     Floats,
     Parts,
+    ScaledFloats,
     Ternary,
     TrellisCodes,
     Weight,
@@ -103,7 +105,14 @@ def _transcoded(step: Step, parts: Parts, shape: tuple[int, int], *, measure: bo
         return transcode(parts, shape, step.source, step.target)[0], None
     if step.target.form is Blocks and step.source.form is Blocks:
         return step.target.pack(step.source.unpack(parts, shape)), None
+    if _small(step):
+        return refloated_rows(step.source, step.target, parts, shape, measure=measure)
     return _recoded(step, parts, shape, measure=measure)
+
+
+def _small(step: Step) -> bool:
+    """True for a step from or to small floats with block scales."""
+    return ScaledFloats in (step.target.form, step.source.form if step.source is not None else None)
 
 
 def _packed(step: Step, w: F32, start: int, importance: F32 | None) -> Parts:
@@ -145,8 +154,12 @@ def convert_tensor(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
     weights, op = _weights(plan, step), step.map.op
     same, weight = isinstance(op, Same), weights[0]
     source, target, shape = weight.codec, step.target, step.map.shape
-    if step.action is Action.COPY and same:
+    if step.action is Action.COPY and same and not cuts_parts(step):
         yield from copied(weight)
+    elif _small(step) and cuts_parts(step):
+        yield from row_blocks(plan, step, weight, measure=measure)
+    elif step.action is Action.TRANSCODE and _small(step):
+        yield moved_floats(step, weight, measure=measure)
     elif _keeps_codes(step):
         yield from converted(step, weights, None, measure=measure and not step.exact)
     elif by_blocks(step):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyquant.capabilities import HoldsBlocks, claims
-from polyquant.codecs import affine_forms
-from polyquant.codecs.trellis_forms import same_codes
+from polyquant.codecs import affine_forms, float_forms
+from polyquant.codecs.trellis_forms import same_codes as same_trellis
 from polyquant.operations import Same
 from polyquant.registry import codec
-from polyquant.types import Action, Affine, Blocks, Codec, Floats, TensorMap, TrellisCodes, Weight
+from polyquant.types import Action, Affine, Blocks, Codec, Floats, ScaledFloats, TensorMap, TrellisCodes, Weight
 
-__all__ = ["action_of", "blocks_of", "common", "survives"]
+__all__ = ["action_of", "blocks_of", "common", "same_codes", "survives"]
 
 
 def common(weights: Sequence[Weight]) -> Codec:
@@ -38,27 +38,32 @@ def action_of(weights: Sequence[Weight], target: Codec, tensor: TensorMap) -> Ac
     if tensor.ternarize:
         return Action.QUANTIZE
     if survives(weights, tensor):
-        separable = len(weights) == 1 or target.form is not Affine or target.row_sliced
+        separable = len(weights) == 1 or target.form not in (Affine, ScaledFloats) or target.row_sliced
+        separable = separable and (target.form is not ScaledFloats or float_forms.moves_rows(target, tensor.op))
         if separable and all(w.codec.name == target.name for w in weights):
             return Action.COPY
-        if all(_same_codes(w, target, tensor) for w in weights):
+        if all(same_codes(w, target, tensor) for w in weights):
             return Action.TRANSCODE
     if all(w.codec.form is Floats for w in weights):
         return Action.TRANSCODE if target.form is Floats else Action.QUANTIZE
     return Action.DEQUANTIZE if target.form is Floats else Action.REQUANTIZE
 
 
-def _same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
+def same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
     """True if the target can store the same codes."""
     have = weight.codec
     if Affine in (have.form, target.form):
         joined = len(tensor.sources) > 1 and not target.row_sliced
         return not joined and affine_forms.same_codes(weight, target)
+    if ScaledFloats in (have.form, target.form):
+        apart = len(tensor.sources) == 1 or (have.row_sliced and target.row_sliced)
+        moves = all(c.form is not ScaledFloats or float_forms.moves_rows(c, tensor.op) for c in (have, target))
+        return apart and moves and float_forms.same_floats(weight, target)
     if have.form is target.form and have.form not in (Blocks, TrellisCodes):
         return True
     if have.form is Blocks and target.form is Blocks:
         return blocks_of(have) == blocks_of(target)
-    return same_codes(have, target, tensor.shape)
+    return same_trellis(have, target, tensor.shape)
 
 
 def blocks_of(codec: Codec) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyquant.capabilities import DecodesRows, PacksRows, claims
+from polyquant.capabilities import CutsParts, DecodesRows, PacksRows, claims
 from polyquant.errors import UnsupportedError
 from polyquant.operations import Same, Stack
 from polyquant.ops.metrics import ErrorSums
@@ -16,15 +16,9 @@ from polyquant.rows import matrix_name
 from polyquant.types import F32, Action, Codec, Floats, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
 
 __all__ = [
-    "BLOCK_WEIGHTS",
-    "TILE_WEIGHTS",
-    "Piece",
-    "Progress",
-    "Step",
-    "by_blocks",
-    "importance_shapes",
+    "BLOCK_WEIGHTS", "TILE_WEIGHTS", "Piece", "Progress", "Step", "by_blocks", "cuts_parts", "importance_shapes",
     "shared_importance",
-]
+]  # fmt: skip
 
 BLOCK_WEIGHTS = 1 << 20
 """Weights per row block: large enough to amortize Python's overhead, small enough to stay in cache."""
@@ -143,6 +137,18 @@ def by_blocks(step: Step) -> bool:
     if not readable and step.action not in (Action.COPY, Action.TRANSCODE):
         readable = claims(source, DecodesRows) and source.decodes_rows  # type: ignore[type-abstract]
     return readable and (step.target.row_sliced or claims(step.target, PacksRows))  # type: ignore[type-abstract]
+
+
+def cuts_parts(step: Step) -> bool:
+    """True for a step that reads or writes blocks of rows of parts that have one entry for several rows, or for all."""
+    same = isinstance(step.map.op, Same) and len(step.sources) == 1
+    if not same or step.streams or step.map.ternarize or step.cut is not None:
+        return False
+    ends = (step.sources[0].codec, step.target)
+    return any(not c.row_sliced for c in ends) and all(
+        c.row_sliced or claims(c, CutsParts)  # type: ignore[type-abstract]
+        for c in ends
+    )
 
 
 def importance_shapes(shape: Shape) -> tuple[Shape, ...]:

@@ -21,6 +21,7 @@ from polyquant.types import ArraySpec, Codec, FilePlan, Kind, Layout, Meta, Slot
 
 __all__ = ["encode_entry", "encode_header", "encode_tensor", "lay_out", "type_number"]
 
+_FLOAT32 = 0
 _BITNET_IDS = {36, 38, 39}
 _MAINLINE_ONLY = {"mxfp4", "nvfp4", "q1_0", "q2_0"}
 
@@ -81,9 +82,12 @@ class _Sized:
     type_id: int
     part: str
     array: ArraySpec
+    name: str
+    shape: Sequence[int]
 
 
-def _size(spec: TensorSpec) -> _Sized:
+def _sizes(spec: TensorSpec) -> list[_Sized]:
+    """The tensors in the file of one weight: itself, and a scale of its own, X.scale next to X.weight."""
     if 0 in spec.shape:
         raise PlanError(
             "is empty, which llama.cpp does not support", tensor=spec.name, found=f"shape {list(spec.shape)}"
@@ -101,15 +105,21 @@ def _size(spec: TensorSpec) -> _Sized:
             hint="choose a codec with smaller blocks for it, e.g. q8_0 or f16",
         )
     number = type_number(spec.codec)
-    ((part, array),) = spec.codec.specs(spec.shape).items()
-    return _Sized(spec, number, part, array)
+    (part, array), *more = spec.codec.specs(spec.shape).items()
+    stem = spec.name.removesuffix("weight")
+    if more and stem == spec.name:
+        raise PlanError("only tensors named *.weight can have a scale", tensor=spec.name, found=spec.codec.name)
+    scales = [_Sized(spec, _FLOAT32, key, a, stem + key, a.shape) for key, a in more]
+    return [_Sized(spec, number, part, array, spec.name, spec.shape), *scales]
 
 
 def _reject_mixed_dialects(sized: Sequence[_Sized]) -> None:
     """Raise PlanError if a type number would have two meanings in one file."""
     meanings: dict[int, str] = {}
     for s in sized:
-        name = s.spec.codec.name
+        if s.type_id == _FLOAT32:
+            continue
+        name = s.spec.codec.name.removesuffix(".scaled")
         if meanings.setdefault(s.type_id, name) != name:
             raise PlanError(
                 f"{meanings[s.type_id]} and {name} have the same type number in GGUF",
@@ -159,10 +169,10 @@ def lay_out(
     least, most = limits.GGUF_ALIGNMENT
     if not least <= alignment <= most or alignment & (alignment - 1):
         raise PlanError(f"alignment must be a power of two from {least} to {most}", found=alignment)
-    names = [t.name for t in tensors]
+    sized = [s for t in tensors for s in _sizes(t)]
+    names = [s.name for s in sized]
     if len(set(names)) != len(names):
         raise PlanError("two tensors have the same name", tensor=next(n for n in names if names.count(n) > 1))
-    sized = [_size(t) for t in tensors]
     _reject_mixed_dialects(sized)
     groups = _members(sized, alignment, split_bytes)
     kept = {k: v for k, v in metadata.items() if k != "general.alignment" and not k.startswith("split.")}
@@ -203,7 +213,7 @@ def _one_file(
     for s in group:
         offsets.append(at)
         at += -(-s.array.nbytes // alignment) * alignment
-    infos = [encode_tensor(s.spec.name, s.spec.shape, s.type_id, o) for s, o in zip(group, offsets, strict=True)]
+    infos = [encode_tensor(s.name, s.shape, s.type_id, o) for s, o in zip(group, offsets, strict=True)]
     header = encode_header(infos, [encode_entry(k, v) for k, v in metadata.items()], alignment)
     slots = {(s.spec.name, s.part): Slot(file, len(header) + o, s.array) for s, o in zip(group, offsets, strict=True)}
     return FilePlan(file, len(header) + at, ((0, header),)), slots

@@ -130,9 +130,28 @@ def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: s
         raise InputError(
             "tensors are missing from the files of this split model", file=path, expected=expected, found=len(weights)
         )
+    weights = _with_scales(weights)
     return Checkpoint(
         "gguf", located(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes), naming="gguf"
     )
+
+
+def _with_scales(weights: dict[str, Weight]) -> dict[str, Weight]:
+    """Weights of which some have a scale X.scale next to X.weight, as parts of these."""
+    out = dict(weights)
+    for name, weight in weights.items():
+        if weight.codec.name != "nvfp4" or not name.endswith(".weight"):
+            continue
+        scale = weights.get(f"{name.removesuffix('weight')}scale")
+        if scale is None or (scale.shape, scale.codec.name) != ((1,), "f32"):
+            continue
+        (array,) = scale.arrays.values()
+        if isinstance(array, FileArray) and array.swap is None:
+            value = replace(array, spec=ArraySpec((1,), np.dtype(np.float32)))
+            arrays = {**weight.arrays, "scale": value}
+            out[name] = replace(weight, codec=named_codec("nvfp4.scaled"), arrays=arrays)
+            del out[scale.name]
+    return out
 
 
 def _unknown(weights: dict[str, Weight]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyquant.architectures import translate
 from polyquant.capabilities import HoldsBlocks, Tiled
-from polyquant.codecs import affine_forms
+from polyquant.codecs import affine_forms, float_forms
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.actions import survives
 from polyquant.formats.gguf.dialect import ACTIVATIONS
@@ -61,6 +61,8 @@ class GGUFTarget(PlainTarget):
         """A ggml type that stores the codes of another tool exactly; None if there is none."""
         if not survives(weights, tensor):
             return None
+        if len(weights) == 1 and (small := float_forms.as_ggml(weights[0])) is not None:
+            return Choice(small, "codes kept")
         name = affine_forms.blocks_of(weights[0]) if len(weights) == 1 else _blocks_of_all(weights)
         return None if name is None else Choice(codec(name), "codes kept")
 

@@ -1,7 +1,7 @@
 """compressed-tensors weights with integer codes in a Hugging Face folder (llm-compressor). Layout:
 codecs/compressed_tensors.py.
 
-formats/huggingface/fp8.py reads weights of 8-bit floats. Other formats (nvfp4, marlin-24) are named but not decoded.
+compressed_floats.py reads and describes small floats. Other formats (marlin-24) are named but not decoded.
 Static input scales, X.input_scale and X.input_zero_point, are parts of the weight if they are [1] and of the scales'
 dtype; others are omitted with a note, since they do not change the weights.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from polyquant.codecs.affine_forms import integers_of
 from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.errors import InputError, printable
-from polyquant.formats.huggingface import fp8
+from polyquant.formats.huggingface import compressed_floats
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
 from polyquant.formats.huggingface.schemes import StoredTensor, group_sizes, linear_names, stored_parts
 from polyquant.formats.linears import is_linear
@@ -28,9 +28,9 @@ __all__ = ["SCHEME", "modules", "weight_of"]
 BITS = (4, 8, 2, 3, 5, 6, 7)
 """Packed widths, the common ones first."""
 PACKED = "pack-quantized"
-_DECODED = (PACKED, "int-quantized", "float-quantized", "naive-quantized")
+_DECODED = (PACKED, "int-quantized", *compressed_floats.FORMATS)
 _BYTES = ("I8", "F8_E4M3", "F8_E5M2")
-_GRID = ("input_scale", "input_zero_point")
+_GRID = ("input_scale", "input_zero_point", "input_global_scale")
 
 
 def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
@@ -46,12 +46,11 @@ def weight_of(
     module: str, tensors: Mapping[str, Described], settings: Mapping[str, Any], read: Read
 ) -> QuantizedWeight | str:
     """Read one weight. The bits of packed codes follow from the number of words. Raises InputError."""
+    if (floats := compressed_floats.weight_of(module, tensors, _groups(settings))) is not None:
+        return _with_lost(module, floats, tensors)
     packed = f"{module}.weight_packed" in tensors
     if packed and (tensors[f"{module}.weight_packed"].dtype != "I32" or PACKED not in _formats(settings)):
         return _scheme(settings)
-    if not packed and tensors[f"{module}.weight"].dtype != "I8":
-        floats = fp8.weight_of(module, tensors, _weights(settings), read)
-        return _scheme(settings) if isinstance(floats, str) else floats
     if packed:
         shape = _shape(module, tensors, read)
         bits = _packed_bits(module, shape, require(module, "weight_packed", tensors, 2), settings)
@@ -86,8 +85,13 @@ def weight_of(
         ),
         static,
     )
-    lost = tuple(f"{module}.{part}" for part in _GRID if f"{module}.{part}" in tensors and not static)
-    weight = fitting(module, shape, codec, tensors, spare=("weight_shape", "weight_g_idx"))
+    return _with_lost(module, fitting(module, shape, codec, tensors, spare=("weight_shape", "weight_g_idx")), tensors)
+
+
+def _with_lost(module: str, weight: QuantizedWeight, tensors: Mapping[str, Described]) -> QuantizedWeight:
+    """The weight, with the scales of inputs that are not part of it."""
+    taken = set(weight.tensors.values())
+    lost = tuple(name for part in _GRID if (name := f"{module}.{part}") in tensors and name not in taken)
     return replace(weight, spare=weight.spare + lost, lost=lost)
 
 
@@ -106,13 +110,6 @@ def _scheme(settings: Mapping[str, Any]) -> str:
 def _groups(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     groups = settings.get("config_groups")
     return [g for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
-
-
-def _weights(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The block sizes of the scales of 8-bit floats, under the key that other tools use."""
-    weights = (g.get("weights") for g in _groups(settings))
-    sides = next((w["block_structure"] for w in weights if isinstance(w, dict) and w.get("block_structure")), None)
-    return {"weight_block_size": sides}
 
 
 def _dynamic(group: Mapping[str, Any]) -> bool:
@@ -197,11 +194,13 @@ class _CompressedTensors:
     default = "compressed.p4.g128"
 
     def holds(self, codec: Codec) -> bool:
-        """True for integer codecs of compressed-tensors."""
-        return isinstance(codec, CompressedTensors)
+        """True for the codecs of compressed-tensors, integers and small floats."""
+        return isinstance(codec, CompressedTensors) or compressed_floats.holds(codec)
 
     def holding(self, codec: Codec, shape: Shape) -> Codec | None:
         """Packed words of the same groups, and of 4 or 8 bits; zero points are packed where the source has any."""
+        if (floats := compressed_floats.holding(codec, shape)) is not None:
+            return floats
         have = integers_of(codec)
         if isinstance(codec, CompressedTensors) or have is None:
             return codec if have is not None else None
@@ -217,8 +216,9 @@ class _CompressedTensors:
 
     def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
         """The parts, and weight_shape of packed codes."""
+        if not isinstance(tensor.codec, CompressedTensors):
+            return compressed_floats.stored(tensor)
         out = stored_parts(tensor)
-        assert isinstance(tensor.codec, CompressedTensors)
         if tensor.codec.words:
             data = np.array(tensor.shape, "<i8").tobytes()
             name = tensor.name.removesuffix("weight") + "weight_shape"
@@ -230,9 +230,13 @@ class _CompressedTensors:
         there is one codec. A source's scheme of the KV cache is kept with its scales.
         """
         sizes = group_sizes(tensors)
-        own = {t.name: replace(t.codec, group=sizes[t.name]) for t in tensors if isinstance(t.codec, CompressedTensors)}
+        own: dict[str, Codec] = {
+            t.name: replace(t.codec, group=sizes[t.name]) if isinstance(t.codec, CompressedTensors) else t.codec
+            for t in tensors
+            if self.holds(t.codec)
+        }
         codecs = {codec.name: codec for codec in own.values()}
-        formats = {name: PACKED if codec.words else "int-quantized" for name, codec in codecs.items()}
+        formats = {name: _format(codec) for name, codec in codecs.items()}
         groups = {}
         for i, (name, codec) in enumerate(codecs.items()):
             modules = [tensor.removesuffix(".weight") for tensor, its in own.items() if its == codec]
@@ -267,8 +271,16 @@ def _kv_cache(tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> Any:
     return settings.get("kv_cache_scheme") if scaled and isinstance(settings, Mapping) else None
 
 
-def _described(codec: CompressedTensors) -> dict[str, Any]:
+def _format(codec: Codec) -> str:
+    if not isinstance(codec, CompressedTensors):
+        return compressed_floats.format_of(codec)
+    return PACKED if codec.words else "int-quantized"
+
+
+def _described(codec: Codec) -> dict[str, Any]:
     """The group entries `weights`, `input_activations` and `output_activations`."""
+    if not isinstance(codec, CompressedTensors):
+        return compressed_floats.described(codec)
     strategy = "tensor" if codec.tensor else "group" if codec.group else "channel"
     weights = _scheme_of(codec.bits, strategy, codec.group or None, symmetric=not codec.zeros) | {
         "observer": "memoryless_minmax", "actorder": "group" if codec.ordered else None,

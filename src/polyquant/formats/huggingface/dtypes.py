@@ -8,13 +8,13 @@ from typing import Any
 from polyquant.codecs.affine_codec import AffineCodec
 from polyquant.codecs.dtypes import word_of
 from polyquant.codecs.exl3 import EXL3
-from polyquant.codecs.fp8 import FP8
+from polyquant.codecs.float_codec import FloatCodec
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.read_only import ReadOnlyBlocks
 from polyquant.errors import PlanError
 from polyquant.formats.huggingface import mxfp4
 from polyquant.formats.huggingface.exl3 import stored_names
-from polyquant.formats.huggingface.schemes import StoredTensor, scheme_of, stored_parts
+from polyquant.formats.huggingface.schemes import Scheme, StoredTensor, scheme_of, stored_parts
 from polyquant.registry import codec
 from polyquant.types import Codec, TensorSpec
 
@@ -44,16 +44,21 @@ def holds(codec: Codec) -> bool:
 
 
 def of_other_tools(codec: Codec) -> bool:
-    """True for the codecs of other tools' quantized folders, which are read and never written."""
-    return isinstance(codec, AffineCodec | FP8 | ReadOnlyBlocks)
+    """True for the codecs of other tools' quantized folders, of which some are also written."""
+    return isinstance(codec, AffineCodec | FloatCodec | ReadOnlyBlocks)
 
 
-def stored_tensors(tensor: TensorSpec) -> list[StoredTensor]:
-    """The tensors in the file of one weight. Raises PlanError for unsupported codecs."""
+def stored_tensors(tensor: TensorSpec, chosen: Scheme | None = None) -> list[StoredTensor]:
+    """The tensors in the file of one weight. chosen: the scheme of the folder.
+
+    Raises PlanError for unsupported codecs.
+    """
     name, shape, target = tensor.name, tensor.shape, tensor.codec
     if (dtype := word_of(target)) is not None:
         return [StoredTensor(part, name, dtype, shape) for part in target.specs(shape)]
-    if (scheme := scheme_of(target)) is not None:
+    if chosen is not None and chosen.holds(target):
+        return chosen.stored(tensor)
+    if target is not HF_MXFP4 and (scheme := scheme_of(target)) is not None:
         return scheme.stored(tensor)
     if isinstance(target, EXL3):
         return [StoredTensor(*entry) for entry in stored_names(name, shape, target)]

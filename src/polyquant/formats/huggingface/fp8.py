@@ -1,23 +1,27 @@
 """Matrices of 8-bit floats in a Hugging Face folder.
 
 quant_method "fp8" (DeepSeek's blocks), "fbgemm_fp8", and compressed-tensors' float-quantized. Layout: codecs/fp8.py.
-Static input scales (X.input_scale, X.activation_scale) are omitted with a note.
+Static input scales called X.input_scale are parts of the weight; X.activation_scale is omitted with a note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from polyquant.codecs.float_forms import small_floats_of
 from polyquant.codecs.fp8 import FP8
-from polyquant.errors import InputError
-from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
+from polyquant.codecs.hf_mxfp8 import HF_MXFP8
+from polyquant.errors import InputError, PlanError
+from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, require
+from polyquant.formats.huggingface.schemes import StoredTensor, linear_names, stored_parts
+from polyquant.formats.huggingface.small_floats import KINDS, fp8_weight, held_fp8, mxfp8_weight
+from polyquant.formats.linears import is_linear
+from polyquant.types import Codec, Shape, TensorSpec
 
-__all__ = ["modules", "weight_of"]
+__all__ = ["SCHEME", "modules", "weight_of"]
 
-_KINDS = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
-_POWERS = ("F8_E8M0", "U8")
 _SCALES = ("weight_scale", "weight_scale_inv")
 _GRID = ("input_scale", "activation_scale")
 
@@ -25,48 +29,82 @@ _GRID = ("input_scale", "activation_scale")
 def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
     """Modules with a matrix X.weight of 8-bit floats."""
     for name, tensor in tensors.items():
-        if name.endswith(".weight") and tensor.dtype in _KINDS and len(tensor.shape) == 2:
+        if name.endswith(".weight") and tensor.dtype in KINDS and len(tensor.shape) == 2:
             yield name.removesuffix(".weight")
 
 
 def weight_of(
     module: str, tensors: Mapping[str, Described], settings: Mapping[str, Any], read: Read
-) -> QuantizedWeight | str:
-    """Read one weight. Block sizes come from config.json (weight_block_size); power-of-two scales (E8M0) are not
-    decoded.
-
-    Raises InputError.
-    """
+) -> QuantizedWeight:
+    """Read one weight. Block sizes come from config.json (weight_block_size). Raises InputError."""
     del read
-    weight = require(module, "weight", tensors, 2)
-    n, k = weight.shape
     part = next((p for p in _SCALES if f"{module}.{p}" in tensors), None)
     if part is None:
+        require(module, "weight", tensors, 2)
         raise InputError("quantized weight lacks its scale", tensor=module, expected=" or ".join(_SCALES))
-    scale = tensors[f"{module}.{part}"]
-    if scale.dtype in _POWERS:
-        return f"fp8 with power-of-two scales ({scale.dtype})"
-    tensor = scale.shape in ((), (1,)) and n != 1
-    block = 0 if tensor or scale.shape == (n, 1) else _block(module, settings)
-    codec = FP8(_KINDS[weight.dtype], block, tensor, part == "weight_scale_inv", float_word(module, part, scale))
-    lost = tuple(f"{module}.{p}" for p in _GRID if f"{module}.{p}" in tensors)
-    return replace(fitting(module, (n, k), codec, tensors), spare=lost, lost=lost)
+    if tensors[f"{module}.{part}"].dtype == "U8":
+        weight = mxfp8_weight(module, tensors)
+    else:
+        weight = fp8_weight(module, tensors, part, block_of(settings), blocks=part == "weight_scale_inv")
+    taken = set(weight.tensors.values())
+    lost = tuple(name for p in _GRID if (name := f"{module}.{p}") in tensors and name not in taken)
+    return replace(weight, spare=lost, lost=lost)
 
 
-def _block(module: str, settings: Mapping[str, Any]) -> int:
-    """Size of the square blocks. Raises InputError."""
+def block_of(settings: Mapping[str, Any]) -> tuple[int, int] | None:
+    """weight_block_size; None if it is not a pair of integers."""
     sides = settings.get("weight_block_size")
-    if not (
-        isinstance(sides, list)
-        and len(sides) == 2
-        and sides[0] == sides[1]
-        and type(sides[0]) is int
-        and 0 < sides[0] < 1 << 20
-    ):
-        raise InputError(
-            "config.json does not specify the block size of the scales",
-            tensor=module,
-            expected="weight_block_size [128, 128]",
-            found=sides,
-        )
-    return sides[0]
+    pair = isinstance(sides, list) and len(sides) == 2 and all(type(side) is int for side in sides)
+    return (sides[0], sides[1]) if pair and isinstance(sides, list) else None
+
+
+class _FP8:
+    """Writing 8-bit floats with scales of blocks, as DeepSeek publishes them and vLLM, SGLang and transformers read."""
+
+    name, title, methods = "fp8", "FP8 weights", frozenset({"fp8", "fbgemm_fp8"})
+    default = "fp8.e4m3.b128.inv.f32"
+
+    def holds(self, codec: Codec) -> bool:
+        """True for e4m3 in blocks with scales called weight_scale_inv."""
+        return isinstance(codec, FP8) and codec.kind == "e4m3" and codec.inv and bool(codec.block) and not codec.static
+
+    def holding(self, codec: Codec, shape: Shape) -> Codec | None:
+        """Blocks keep their scales' dtype; a scale of the tensor is repeated for each block."""
+        have = small_floats_of(codec)
+        if have is None or have.element != "e4m3" or codec is HF_MXFP8 or len(shape) != 2:
+            return None
+        side = 128 if have.block == (0, 0) else have.block[0] if have.block[0] == have.block[1] else 0
+        held = held_fp8(codec, inv=True)
+        if held is None or not side:
+            return None
+        dtype = "f32" if held.dtype == "f16" else held.dtype
+        return FP8("e4m3", side, False, True, dtype)
+
+    def quantizes(self, name: str, shape: Shape) -> bool:
+        """Linear layers without the output head."""
+        return is_linear(name, shape)
+
+    def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
+        """The parts under their own names."""
+        return stored_parts(tensor)
+
+    def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
+        """quantization_config with the block size. Raises PlanError for several sizes."""
+        del config
+        codecs = [t.codec for t in tensors if isinstance(t.codec, FP8)]
+        if len({c.block for c in codecs}) > 1:
+            raise PlanError("an FP8 folder has one block size", found=", ".join(sorted({c.name for c in codecs})))
+        powers = any(c.dtype == "e8m0" for c in codecs)
+        return {
+            "quantization_config": {
+                "activation_scheme": "dynamic",
+                "fmt": "e4m3",
+                "quant_method": "fp8",
+                **({"scale_fmt": "ue8m0"} if powers else {}),
+                "weight_block_size": [codecs[0].block] * 2,
+                "modules_to_not_convert": linear_names(tensors, quantized=False, scheme=self),
+            }
+        }
+
+
+SCHEME = _FP8()

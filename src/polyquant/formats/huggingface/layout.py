@@ -6,16 +6,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.errors import PlanError
 from polyquant.formats.huggingface.dtypes import PACKED, bitnet_codec, stored_tensors
 from polyquant.formats.huggingface.exl3 import METHOD, exl3_config
+from polyquant.formats.huggingface.mxfp4 import BLOCKS, mxfp4_config
 from polyquant.formats.huggingface.mxfp4 import METHOD as MXFP4
-from polyquant.formats.huggingface.mxfp4 import mxfp4_config
-from polyquant.formats.huggingface.schemes import Scheme, StoredTensor, scheme_of
+from polyquant.formats.huggingface.schemes import Scheme, StoredTensor, WritesFiles, scheme_named, scheme_of
 from polyquant.storage import strict_json
 from polyquant.storage.folder import inner_name
 from polyquant.storage.safetensors import header_bytes
-from polyquant.types import ArraySpec, FilePlan, Layout, Slot, TensorSpec
+from polyquant.types import ArraySpec, Codec, FilePlan, Layout, Slot, TensorSpec
 
 __all__ = ["lay_out", "one_file"]
 
@@ -33,16 +34,20 @@ def lay_out(
     shard_bytes: int = 5_000_000_000,
     metadata: Mapping[str, str] | None = None,
     before: Mapping[str, Any] | None = None,
+    scheme: str | None = None,
 ) -> Layout:
     """Lay out safetensors shards of at most shard_bytes (a larger tensor gets its own shard), the index, and `files`.
 
     Of `files` only config.json is changed, if it would cause the weights to be misread. metadata: `__metadata__` of
     every shard, default {"format": "pt"}. before: the source's config.json, of which schemes keep what does not
-    concern the weights. Raises PlanError for unsupported codecs and for names that collide.
+    concern the weights. scheme: the requested one, for codecs that several schemes can store.
+
+    Raises PlanError for unsupported codecs and for names that collide.
     """
-    files = _with_matching_config(tensors, files, before or {})
+    chosen = _scheme(tensors, scheme)
+    files = _with_matching_config(tensors, files, chosen, before or {})
     metadata = {"format": "pt"} if metadata is None else metadata
-    shards = _split(list(_stored(tensors)), shard_bytes)
+    shards = _split(list(_stored(tensors, chosen)), shard_bytes)
     plans: list[FilePlan] = []
     slots: dict[tuple[str, str], Slot] = {}
     weight_map: dict[str, str] = {}
@@ -69,8 +74,8 @@ def one_file(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> Layo
 
     Raises PlanError.
     """
-    _with_matching_config(tensors, {}, {})
-    plan, slots = _file("model.safetensors", list(_stored(tensors)), {"format": "pt", **metadata})
+    _with_matching_config(tensors, {}, None, {})
+    plan, slots = _file("model.safetensors", list(_stored(tensors, None)), {"format": "pt", **metadata})
     return Layout((plan,), slots, folder=False)
 
 
@@ -91,13 +96,12 @@ def _file(
 
 
 def _with_matching_config(
-    tensors: Sequence[TensorSpec], files: Mapping[str, bytes], before: Mapping[str, Any]
+    tensors: Sequence[TensorSpec], files: Mapping[str, bytes], scheme: Scheme | None, before: Mapping[str, Any]
 ) -> Mapping[str, bytes]:
     """`files` with config.json whose quantization_config matches the packed weights, or is absent if there are none."""
     kinds = {t.codec.name.removeprefix(PACKED) for t in tensors if t.codec.name.startswith(PACKED)}
     if len(kinds) > 1:
         raise PlanError("a folder cannot contain both kinds of packed BitNet weights", found=", ".join(sorted(kinds)))
-    scheme = _scheme(tensors)
     exl3 = exl3_config(tensors)
     if scheme is not None and (kinds or exl3 is not None):
         raise PlanError(f"a folder cannot contain both {scheme.title} and other packed weights")
@@ -115,7 +119,8 @@ def _with_matching_config(
         files = _with_config(files, config)
     if scheme is not None:
         kept_entries = {k: v for k, v in config.items() if k not in ("quantization_config", "quantization")}
-        return _with_config(files, {**kept_entries, **scheme.settings(tensors, before or config)})
+        own = scheme.files(tensors) if isinstance(scheme, WritesFiles) else {}
+        return {**_with_config(files, {**kept_entries, **scheme.settings(tensors, before or config)}), **own}
     found = _described(tensors, config, kinds, exl3)
     return files if found is None else _with_config(files, found)
 
@@ -148,27 +153,43 @@ def _described(
     return {**config, "quantization_config": entries}
 
 
-def _scheme(tensors: Sequence[TensorSpec]) -> Scheme | None:
-    """The scheme of the quantized weights; None if there is none. Raises PlanError for several."""
+def _scheme(tensors: Sequence[TensorSpec], wanted: str | None) -> Scheme | None:
+    """The scheme of the quantized weights; None if there is none. wanted: taken where it holds them.
+
+    Raises PlanError for several.
+    """
+    requested = None if wanted is None else scheme_named(wanted)
     found: dict[str, tuple[Scheme, str]] = {}
     for codec, name in {t.codec.name: (t.codec, t.name) for t in tensors}.values():
-        if (scheme := scheme_of(codec)) is not None:
+        scheme = requested if requested is not None and requested.holds(codec) else scheme_of(codec)
+        if scheme is not None and not _as_experts(scheme, codec, name, requested):
             found.setdefault(scheme.name, (scheme, f"{name} ({codec})"))
+    if requested is not None and requested.name not in found:
+        raise PlanError(
+            f"no weight can be stored as {requested.title}",
+            found=", ".join(sorted({t.codec.name for t in tensors})) or "no tensors",
+            hint="choose another scheme, or a codec of this one",
+        )
     if len(found) > 1:
         examples = ", ".join(example for _, example in found.values())
         raise PlanError("a folder has one quantization scheme", found=examples, hint="choose codecs of one scheme")
     return next((scheme for scheme, _ in found.values()), None)
 
 
+def _as_experts(scheme: Scheme, codec: Codec, name: str, requested: Scheme | None) -> bool:
+    """True for the experts of gpt-oss, whose description needs no scheme unless it is requested."""
+    return codec is HF_MXFP4 and name.endswith(BLOCKS) and (requested is None or not requested.holds(codec))
+
+
 def _with_config(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Mapping[str, bytes]:
     return {**files, "config.json": (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
-def _stored(tensors: Sequence[TensorSpec]) -> Iterator[_Stored]:
+def _stored(tensors: Sequence[TensorSpec], scheme: Scheme | None) -> Iterator[_Stored]:
     seen = {"__metadata__"}
     for t in tensors:
         specs = t.codec.specs(t.shape)
-        for tensor in stored_tensors(t):
+        for tensor in stored_tensors(t, scheme):
             if tensor.name in seen:
                 raise PlanError("two tensors would have the same name", tensor=tensor.name)
             seen.add(tensor.name)

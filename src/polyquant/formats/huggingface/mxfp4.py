@@ -13,13 +13,18 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.codecs.dtypes import BY_NUMPY
+from polyquant.codecs.float_forms import small_floats_of
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
-from polyquant.errors import InputError
+from polyquant.codecs.keeping import Fate, keeps
+from polyquant.errors import InputError, PlanError
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read
+from polyquant.formats.huggingface.schemes import StoredTensor
 from polyquant.operations import SAME, Transpose
-from polyquant.types import Checkpoint, Shape, TensorMap, TensorSpec
+from polyquant.types import Checkpoint, Codec, Shape, TensorMap, TensorSpec
 
-__all__ = ["BLOCKS", "METHOD", "as_floats", "as_stored", "modules", "mxfp4_config", "stored_names", "weight_of"]
+__all__ = [
+    "BLOCKS", "METHOD", "SCHEME", "as_floats", "as_stored", "modules", "mxfp4_config", "stored_names", "weight_of",
+]  # fmt: skip
 
 METHOD = "mxfp4"
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -94,3 +99,38 @@ def as_stored(tensor: TensorMap, source: Checkpoint) -> TensorMap:
 
 def _is_packed(tensor: TensorMap, source: Checkpoint) -> bool:
     return len(tensor.sources) == 1 and source[tensor.sources[0]].codec is HF_MXFP4
+
+
+class _MXFP4:
+    """Writing the experts of gpt-oss as MXFP4."""
+
+    name, title, methods = METHOD, "MXFP4 experts", frozenset({METHOD})
+    default = "hf_mxfp4"
+
+    def holds(self, codec: Codec) -> bool:
+        """True for MXFP4."""
+        return codec is HF_MXFP4
+
+    def holding(self, codec: Codec, shape: Shape) -> Codec | None:
+        """MXFP4 for MXFP4 in any order."""
+        have = small_floats_of(codec)
+        return HF_MXFP4 if have is not None and keeps(have, HF_MXFP4.floats).fate is not Fate.IMPOSSIBLE else None
+
+    def quantizes(self, name: str, shape: Shape) -> bool:
+        """Stacks of experts under the names of gpt-oss."""
+        return name.endswith(BLOCKS) and len(shape) == 3
+
+    def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
+        """X_blocks and X_scales. Raises PlanError for another name."""
+        if not tensor.name.endswith(BLOCKS):
+            raise PlanError("only stacks of experts named *_blocks can be MXFP4 experts", tensor=tensor.name)
+        return [StoredTensor(*entry) for entry in stored_names(tensor.name, tensor.shape)]
+
+    def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
+        """quantization_config; that of the source if it has one."""
+        have = config.get("quantization_config")
+        kept = isinstance(have, dict) and have.get("quant_method") == METHOD
+        return {"quantization_config": have if kept else mxfp4_config(tensors)}
+
+
+SCHEME = _MXFP4()

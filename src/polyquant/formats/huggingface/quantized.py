@@ -6,6 +6,7 @@ config.json names the method, and one module of this package each reads it.
     awq                 X.qweight X.qzeros X.scales                           awq.py
     compressed-tensors  X.weight | X.weight_packed X.weight_shape, X.weight_scale, ...  compressed.py
     fp8, fbgemm_fp8     X.weight, X.weight_scale | X.weight_scale_inv         fp8.py
+    modelopt            X.weight X.weight_scale X.weight_scale_2              modelopt.py
     mxfp4               X_blocks X_scales, the weight X_blocks                mxfp4.py
     chatglm             X.weight X.weight_scale; quantization_bit             chatglm.py
     bitsandbytes        X.weight X.weight.absmax ... | X.weight X.SCB         bitsandbytes.py
@@ -32,6 +33,7 @@ from polyquant.formats.huggingface import (
     fp8,
     gptq,
     hqq,
+    modelopt,
     mxfp4,
     quark,
     torchao,
@@ -43,7 +45,7 @@ from polyquant.storage import strict_json
 __all__ = ["Method", "method_of", "with_older_files"]
 
 
-MODELOPT = "hf_quant_config.json"
+MODELOPT = modelopt.SETTINGS
 
 
 class Method(Protocol):
@@ -71,6 +73,7 @@ def method_of(config: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]] | N
     known: dict[str, Method] = {
         "gptq": gptq, "awq": awq, "compressed-tensors": compressed, "fp8": fp8, "fbgemm_fp8": fp8, mxfp4.METHOD: mxfp4,
         "bitsandbytes": bitsandbytes, "hqq": hqq, "torchao": torchao, "quark": quark,
+        "modelopt": modelopt,
     }  # fmt: skip
     return (
         (known[method], settings)

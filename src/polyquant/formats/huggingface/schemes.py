@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from polyquant.codecs.dtypes import BY_NUMPY
 from polyquant.codecs.keeping import HoldsIntegers
@@ -18,11 +18,13 @@ from polyquant.errors import PlanError, UnknownNameError
 from polyquant.types import Codec, Shape, TensorSpec
 
 __all__ = [
-    "SCHEMES", "Scheme", "StoredTensor", "group_sizes", "linear_names", "scheme_named", "scheme_of", "stored_parts",
+    "SCHEMES", "Scheme", "StoredTensor", "WritesFiles", "group_sizes", "linear_names", "scheme_named", "scheme_of",
+    "stored_parts",
 ]  # fmt: skip
 
 SCHEMES: dict[str, str] = {
-    "compressed-tensors": "compressed:SCHEME", "gptq": "gptq:SCHEME", "awq": "awq:SCHEME",
+    "compressed-tensors": "compressed:SCHEME", "gptq": "gptq:SCHEME", "awq": "awq:SCHEME", "fp8": "fp8:SCHEME",
+    "modelopt": "modelopt:SCHEME", "mxfp4": "mxfp4:SCHEME",
 }  # fmt: skip
 """Name, for --to, -> the object in this package."""
 
@@ -71,6 +73,14 @@ class Scheme(Protocol):
 
     def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
         """Entries of config.json that describe the quantized weights. tensors: all of the folder. Raises PlanError."""
+
+
+@runtime_checkable
+class WritesFiles(Protocol):
+    """A scheme that describes its weights in a file of its own, too."""
+
+    def files(self, tensors: Sequence[TensorSpec]) -> dict[str, bytes]:
+        """Name -> content. Raises PlanError."""
 
 
 @cache

@@ -12,7 +12,7 @@ from polyquant.codecs import affine_forms
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.trellis_forms import as_exl3
 from polyquant.errors import CodecError, PlanError
-from polyquant.formats.actions import blocks_of, common, survives
+from polyquant.formats.actions import blocks_of, common, same_codes, survives
 from polyquant.formats.huggingface.layout import lay_out, one_file
 from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
 from polyquant.formats.huggingface.options import HuggingFaceOptions
@@ -24,7 +24,7 @@ from polyquant.formats.smoothing import marked
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Facts, Recipe
 from polyquant.registry import codec
-from polyquant.types import F32, Affine, Checkpoint, Codec, Floats, Layout, TensorMap, Translation, TrellisCodes, Weight
+from polyquant.types import F32, Checkpoint, Codec, Floats, Layout, TensorMap, Translation, TrellisCodes, Weight
 
 __all__ = ["HuggingFaceTarget"]
 
@@ -120,8 +120,8 @@ class HuggingFaceTarget(PlainTarget):
     def _held(self, scheme: Scheme, source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> Choice:
         """The scheme's codec for the codes of quantized weights. Raises PlanError for floats."""
         have = common(weights)
-        if have.form is Floats and any(w.codec.form is Affine for w in map(source.__getitem__, source)):
-            return Choice(have, "float in the source: kept")
+        if have.form is Floats and any(w.codec.form is not Floats and len(w.shape) > 1 for w in source.values()):
+            return Choice(have, "a float in the quantized source: kept")
         if have.form is Floats:
             raise PlanError(
                 f"the source's weights are floats, and {scheme.title} are quantized",
@@ -130,7 +130,7 @@ class HuggingFaceTarget(PlainTarget):
                 hint=f"quantize them: --codec {scheme.default}",
             )
         held = scheme.holding(have, tensor.shape)
-        if held is not None and survives(weights, tensor) and all(affine_forms.same_codes(w, held) for w in weights):
+        if held is not None and survives(weights, tensor) and all(same_codes(w, held, tensor) for w in weights):
             return Choice(held, "codes kept")
         return Choice(codec(scheme.default), f"{scheme.title} cannot hold the codes of {have}")
 
@@ -159,8 +159,11 @@ class HuggingFaceTarget(PlainTarget):
                 raise PlanError("single_file and shard_bytes are mutually exclusive")
             entries = {key: str(meta.value) for key, meta in planning.translation.metadata.items()}
             return one_file(specs, entries)
-        before = planning.source.config
-        return lay_out(specs, files, before=before, **({} if size is None else {"shard_bytes": size}))
+        scheme = _scheme(planning.recipe, planning.options)
+        sizes = {} if size is None else {"shard_bytes": size}
+        return lay_out(
+            specs, files, scheme=None if scheme is None else scheme.name, before=planning.source.config, **sizes
+        )
 
 
 def _scheme(recipe: Recipe, options: Any) -> Scheme | None:

@@ -1,0 +1,97 @@
+"""ggml's nvfp4 with the scale of the tensor, which GGUF files of llama.cpp store as a tensor of its own.
+
+    X.weight   nvfp4 [N, K]    blocks of 64: 4 scale bytes, 32 bytes of codes (codecs/ggml_fp4.py)
+    X.scale    f32 [1]         w = nvfp4 value * scale
+
+Source: llama.cpp's converter and its loader of "scale" tensors (facts).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.codecs.blocks import check_columns
+from polyquant.codecs.float_codec import FloatCodec, codes_form, paired_codes, stored_scalar, stored_scales
+from polyquant.codecs.ggml_fp4 import NVFP4
+from polyquant.codecs.keeping import SmallFloats
+from polyquant.errors import CodecError
+from polyquant.ops import small_floats
+from polyquant.types import F32, U8, ArraySpec, Parts, ScaledFloats, Shape
+
+__all__ = ["NVFP4_SCALED", "ScaledNvfp4"]
+
+_GROUP, _TOGETHER = 16, 4
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledNvfp4(FloatCodec):
+    """The codec; see the module docstring."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return "nvfp4.scaled"
+
+    @property
+    def granule(self) -> tuple[int, int]:
+        """Blocks of 64 columns."""
+        return 1, NVFP4.block
+
+    @property
+    def floats(self) -> SmallFloats:
+        """4-bit floats with a scale per 16 columns and one for the tensor."""
+        return SmallFloats("e2m1", "e4m3", (1, _GROUP), "multiplies", finite=True)
+
+    @property
+    def lines(self) -> dict[str, int]:
+        """Blocks by rows."""
+        return {"blocks": 1, "scale": 0}
+
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """{"blocks": u8 [rows, K / 64 * 36], "scale": f32 [1]}. Raises CodecError if K is not a multiple of 64."""
+        check_columns(self.name, shape, NVFP4.block)
+        return {**NVFP4.specs(shape), "scale": ArraySpec((1,), np.dtype(np.float32))}
+
+    def tables(self, parts: Parts, shape: Shape) -> ScaledFloats:
+        """The scales of groups and of the tensor."""
+        blocks = self._part(parts, shape, "blocks")
+        cells = blocks.reshape(len(blocks), -1, NVFP4.type_size)[:, :, :_TOGETHER]
+        scale = np.ascontiguousarray(cells).reshape(len(blocks), -1)
+        tensor = self._part(parts, shape, "scale")
+        return ScaledFloats("e2m1", np.empty((0, shape[-1]), np.uint8), "e4m3", scale, (1, _GROUP), 0, tensor)
+
+    def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> U8:
+        """The nibbles of each row."""
+        stream, _ = small_floats.split_blocks(self._part(parts, shape, "blocks")[rows], _GROUP, _TOGETHER)
+        return small_floats.nibbles(stream)
+
+    def unpack_paired(self, parts: Parts, shape: Shape) -> ScaledFloats:
+        """The bytes in order of columns."""
+        stream, _ = small_floats.split_blocks(self._part(parts, shape, "blocks"), _GROUP, _TOGETHER)
+        return replace(self.tables(parts, shape), codes=stream, paired=True)
+
+    def pack(self, codes: ScaledFloats) -> dict[str, NDArray[Any]]:
+        """Pack codes to parts. Raises CodecError for scales that ggml reads as other values."""
+        given, (n, k) = codes_form(self, codes), codes.shape
+        scale = stored_scales(self.name, given, self.floats, (n, k // _GROUP))
+        if (scale >= 0x7F).any():
+            raise CodecError(f"{self.name} has no negative or NaN scales", hint="requantize")
+        blocks = small_floats.join_blocks(paired_codes(given), scale, _GROUP, _TOGETHER)
+        return {"blocks": blocks, "scale": stored_scalar(given.tensor, given.divides, dividing=False)}
+
+    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
+        """Parts to float32: the values of ggml's blocks times the scale of the tensor, rounded once more."""
+        decoded = NVFP4.dequantize({"blocks": self._part(parts, shape, "blocks")}, shape, rows=rows, out=out)
+        with np.errstate(all="ignore"):
+            decoded *= self._part(parts, shape, "scale")[0]
+        return decoded
+
+
+NVFP4_SCALED = ScaledNvfp4()

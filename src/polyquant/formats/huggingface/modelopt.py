@@ -1,0 +1,205 @@
+"""ModelOpt's weights of small floats in a Hugging Face folder (quant_method "modelopt", hf_quant_config.json).
+
+    FP8                        X.weight F8, X.weight_scale F32 [], X.input_scale F32 []            codecs/fp8.py
+    FP8_PER_CHANNEL_PER_TOKEN  X.weight_scale F32 [N]
+    fp8_pb_wo                  X.weight_scale F32 [N / 128, 1, K / 128, 1], or [] for one block
+    NVFP4, W4A16_NVFP4         X.weight U8 [N, K / 2], X.weight_scale F8 [N, K / 16],
+                               X.weight_scale_2 F32 [], which multiplies [X.input_scale]           codecs/hf_nvfp4.py
+    mxfp4, MXFP8               X.weight U8 or F8, X.weight_scale U8 [N, K / 32]                    codecs/hf_mxfp4.py
+
+Scales of the key and value cache (X.k_scale, X.v_scale) stay tensors of their own. Other algorithms are named but not
+decoded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polyquant.codecs.float_forms import small_floats_of
+from polyquant.codecs.fp8 import FP8
+from polyquant.codecs.hf_mxfp4 import HF_MXFP4
+from polyquant.codecs.hf_mxfp8 import HF_MXFP8
+from polyquant.codecs.hf_nvfp4 import HFNvfp4
+from polyquant.errors import InputError, PlanError, printable
+from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read
+from polyquant.formats.huggingface.schemes import StoredTensor
+from polyquant.formats.huggingface.small_floats import (
+    KINDS,
+    fp8_weight,
+    held_fp8,
+    mxfp4_weight,
+    mxfp8_weight,
+    nvfp4_weight,
+    stored_as,
+    without,
+)
+from polyquant.formats.linears import is_linear
+from polyquant.types import Codec, Shape, TensorSpec
+
+__all__ = ["SCHEME", "SETTINGS", "modules", "weight_of"]
+
+SETTINGS = "hf_quant_config.json"
+_NVFP4 = {p: p for p in ("weight", "weight_scale", "weight_scale_2", "input_scale")}
+_BLOCK = 128
+_OF_FLOATS = {
+    "FP8": "FP8", "FP8_PER_CHANNEL_PER_TOKEN": "FP8", "FP8_PB_WO": "FP8", "MXFP8": "FP8", "NVFP4": "4",
+    "W4A16_NVFP4": "4", "MXFP4": "4",
+}  # fmt: skip
+"""Algorithm in upper case -> the kind of its codes."""
+
+
+def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
+    """Modules with X.weight of bytes or 8-bit floats, and X.weight_scale."""
+    for name, tensor in tensors.items():
+        module, _, part = name.rpartition(".")
+        if part == "weight" and tensor.dtype in ("U8", *KINDS) and f"{module}.weight_scale" in tensors:
+            yield module
+
+
+def weight_of(
+    module: str, tensors: Mapping[str, Described], settings: Mapping[str, Any], read: Read
+) -> QuantizedWeight | str:
+    """Read one weight. Raises InputError, also if config.json names an algorithm that the tensors contradict."""
+    del read
+    algorithm = _algorithm(settings)
+    kind = _OF_FLOATS.get(algorithm.upper())
+    weight, scale = tensors[f"{module}.weight"], tensors[f"{module}.weight_scale"]
+    four = weight.dtype == "U8"
+    if four and scale.dtype not in ("U8", "F8_E4M3"):
+        return f"modelopt {printable(algorithm, 40)}".rstrip()
+    if kind is not None and (kind == "4") is not four:
+        raise InputError(
+            "config.json contradicts the weights",
+            tensor=module,
+            expected=f"{printable(algorithm, 40)}, {'U8' if kind == '4' else 'F8_E4M3'} weights",
+            found=weight.dtype,
+        )
+    if four and scale.dtype == "U8":
+        found = mxfp4_weight(module, tensors, "weight", "weight_scale")
+    elif four:
+        found = nvfp4_weight(module, tensors, HFNvfp4("multiplies", f"{module}.input_scale" in tensors), _NVFP4)
+    elif scale.dtype == "U8":
+        found = mxfp8_weight(module, tensors)
+    else:
+        blocks = algorithm.upper() == "FP8_PB_WO"
+        found = fp8_weight(module, tensors, "weight_scale", (_BLOCK, _BLOCK), blocks=blocks)
+    name = f"{module}.input_scale"
+    lost = (name,) if name in tensors and name not in found.tensors.values() else ()
+    return replace(found, spare=lost, lost=lost)
+
+
+def _algorithm(settings: Mapping[str, Any]) -> str:
+    algorithm = settings.get("quant_algo")
+    return algorithm if isinstance(algorithm, str) else ""
+
+
+class _ModelOpt:
+    """Writing ModelOpt's folders."""
+
+    name, title, methods = "modelopt", "ModelOpt weights", frozenset({"modelopt"})
+    default = "hf_nvfp4"
+
+    def holds(self, codec: Codec) -> bool:
+        """True for the codecs of small floats in ModelOpt's layout."""
+        if isinstance(codec, FP8):
+            whole = not codec.inv and codec.dtype == "f32" and codec.block in (0, _BLOCK)
+            return whole and codec.kind == "e4m3" and (not codec.static or codec.tensor)
+        return codec in (HF_MXFP4, HF_MXFP8) or (isinstance(codec, HFNvfp4) and codec.tensor == "multiplies")
+
+    def holding(self, codec: Codec, shape: Shape) -> Codec | None:
+        """The codec for the codes of another one, with float32 scales."""
+        have = small_floats_of(codec)
+        if have is None or len(shape) != 2:
+            return None
+        if self.holds(codec):
+            return codec
+        if have.element == "e2m1":
+            return HF_MXFP4 if have.scale == "e8m0" else HFNvfp4(static=isinstance(codec, HFNvfp4) and codec.static)
+        held = held_fp8(codec, inv=False, dtype="f32")
+        return held if held is not None and self.holds(held) else None
+
+    def quantizes(self, name: str, shape: Shape) -> bool:
+        """Linear layers without the output head."""
+        return is_linear(name, shape)
+
+    def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
+        """The parts; scalars without dimensions, scales of blocks with four. Raises PlanError."""
+        codec, shapes = tensor.codec, dict[str, Shape]()
+        if isinstance(codec, (FP8, HFNvfp4)):
+            shapes = {part: () for part, line in codec.lines.items() if line == 0}
+        if isinstance(codec, FP8) and not codec.tensor:
+            rows, columns = codec.specs(tensor.shape)[codec.scale].shape
+            many: Shape = () if rows == columns == 1 else (rows, 1, columns, 1)
+            shapes[codec.scale] = many if codec.block else (rows,)
+        return stored_as(tensor, {"blocks": "weight", "scales": "weight_scale"}, shapes)
+
+    def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
+        """quantization_config as ModelOpt repeats it in config.json. Raises PlanError for several algorithms."""
+        described = self._described(tensors)
+        algorithm, excluded = described["quant_algo"], described["exclude_modules"]
+        groups = _groups(algorithm)
+        cache = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}
+        return {
+            "quantization_config": {
+                **({} if groups is None else {"config_groups": {"group_0": groups}}),
+                "ignore": excluded,
+                "quant_algo": algorithm,
+                **(cache if described["kv_cache_quant_algo"] else {}),
+                "producer": _PRODUCER,
+                "quant_method": "modelopt",
+            }
+        }
+
+    def files(self, tensors: Sequence[TensorSpec]) -> dict[str, bytes]:
+        """hf_quant_config.json, which ModelOpt's readers take first. Raises PlanError."""
+        content = {"producer": _PRODUCER, "quantization": self._described(tensors)}
+        return {SETTINGS: (json.dumps(content, indent=4) + "\n").encode()}
+
+    def _described(self, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
+        """The entry `quantization` of hf_quant_config.json. Raises PlanError."""
+        quantized = [t for t in tensors if self.holds(t.codec)]
+        algorithms = {_algorithm_of(t.codec) for t in quantized}
+        if len(algorithms) > 1:
+            raise PlanError(
+                "a ModelOpt folder is written with one algorithm", found=", ".join(sorted(algorithms)),
+                hint="choose one codec for all matrices",
+            )  # fmt: skip
+        (algorithm,) = algorithms
+        group = 16 if "NVFP4" in algorithm else 32 if algorithm == "MXFP8" else None
+        cached = any(t.name.endswith((".k_scale", ".v_scale")) for t in tensors)
+        return {
+            "quant_algo": algorithm,
+            "kv_cache_quant_algo": "FP8" if cached else None,
+            **({} if group is None else {"group_size": group}),
+            "exclude_modules": without(tensors, [t.name.removesuffix(".weight") for t in quantized]),
+        }
+
+
+_PRODUCER = {"name": "modelopt", "version": "0.47.0"}
+"""The version whose layout is written; readers check the name."""
+
+
+def _algorithm_of(codec: Codec) -> str:
+    if isinstance(codec, FP8):
+        return "FP8" if codec.tensor else "fp8_pb_wo" if codec.block else "FP8_PER_CHANNEL_PER_TOKEN"
+    if isinstance(codec, HFNvfp4):
+        return "NVFP4" if codec.static else "W4A16_NVFP4"
+    return "mxfp4" if codec is HF_MXFP4 else "MXFP8"
+
+
+def _groups(algorithm: str) -> dict[str, Any] | None:
+    """The group in config.json; None where ModelOpt writes none."""
+    if algorithm == "FP8":
+        one: dict[str, Any] = {"dynamic": False, "num_bits": 8, "type": "float"}
+    elif "NVFP4" in algorithm:
+        one = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    else:
+        return None
+    inputs = {} if algorithm == "W4A16_NVFP4" else {"input_activations": dict(one)}
+    return {**inputs, "weights": dict(one), "targets": ["Linear"]}
+
+
+SCHEME = _ModelOpt()

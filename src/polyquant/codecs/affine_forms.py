@@ -23,6 +23,7 @@ from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Verdict, keeps, resolved
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.read_only import ReadOnlyBlocks
+from polyquant.errors import CodecError
 from polyquant.types import F32, U8, Affine, Blocks, Codec, Parts, ScaledFloats, Shape, Ternary, Weight, as_matrix
 
 __all__ = [
@@ -138,7 +139,7 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
     Reads its scales and zero points where they decide.
     """
     have, want = integers_of(weight.codec), integers_of(target)
-    if have is None or want is None or (len(weight.shape) != 2 and target.form is Affine):
+    if have is None or want is None or (target.form is Affine and not _takes(target, weight.shape)):
         return None
     matrix = as_matrix(weight.shape)
     general = keeps(have, want, matrix[1])
@@ -150,6 +151,14 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
     codes = affine_of(codec, weight.parts, matrix)
     assert codes is not None
     return resolved(general, have, want, codes.scale, codes.offset, codes.bias)
+
+
+def _takes(target: Codec, shape: Shape) -> bool:
+    """True for a matrix, and for a stack if the codec stores its matrices one below the other."""
+    try:
+        return len(shape) == 2 or (len(shape) == 3 and target.row_sliced and bool(target.specs(shape)))
+    except CodecError:
+        return False
 
 
 def same_codes(weight: Weight, target: Codec) -> bool:

@@ -53,7 +53,7 @@ READERS = [
 
 MLX = {  # name -> error
     "mlx.2.g32": 0.15, "mlx.3.g64": 0.05, "mlx.4.g128.f16": 0.02, "mlx.5.g32.f32": 0.01, "mlx.6.g64": 1e-3,
-    "mlx.8.g32": 1e-4,
+    "mlx.8.g32": 1e-4, "mlx.mxfp4": 0.02, "mlx.nvfp4": 0.02, "mlx.mxfp8": 2e-3,
 }  # fmt: skip
 
 

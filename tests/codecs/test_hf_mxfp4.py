@@ -55,7 +55,6 @@ def test_quantizing_is_never_worse_than_ggml(engine):
     assert errors[0].sum() < 0.97 * errors[1].sum()
 
 
-
 def test_mismatched_parts():
     codec, parts = polyquant.codec("hf_mxfp4"), parts_of(4, 64, 3)
     with pytest.raises(CodecError, match="a different block type"):

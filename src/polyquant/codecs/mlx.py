@@ -9,7 +9,10 @@
 The group is 32, 64 or 128 columns. A stack of experts [E, N, K] has parts of E N rows here; files hold them as [E, N,
 ...]. mlx computes in the dtype of the scales, with two roundings; `dequantize` computes in float32, with one.
 
-Bits per weight: b + 32 / group, with float32 scales b + 64 / group. Names: mlx.4.g64 (bf16 scales)   .f16 .f32
+The modes with small floats are in codecs/mlx_floats.py.
+
+Bits per weight: b + 32 / group, with float32 scales b + 64 / group.
+Names: mlx.4.g64 (bf16 scales)   .f16 .f32   mlx.mxfp4   mlx.nvfp4   mlx.mxfp8
 Source: github.com/ml-explore/mlx, mlx/ops.cpp and mlx/backend/cpu/quantized.cpp (facts).
 """
 
@@ -32,6 +35,7 @@ from polyquant.codecs.affine_codec import (
 )
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
+from polyquant.codecs.mlx_floats import MODES, MLXFloats
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import code_streams
 from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape, as_matrix
@@ -44,6 +48,7 @@ GROUPS = (32, 64, 128)
 """Columns per scale that mlx has kernels for."""
 NAMES: tuple[str, ...] = (
     "mlx.4.g64", "mlx.2.g32", "mlx.3.g64", "mlx.5.g64", "mlx.6.g64", "mlx.8.g64", "mlx.4.g32.f16", "mlx.4.g128.f32",
+    "mlx.mxfp4", "mlx.nvfp4", "mlx.mxfp8",
 )  # fmt: skip
 """Common names of the family, suggested by errors."""
 _UINT32 = np.dtype(np.uint32)
@@ -119,9 +124,11 @@ class MLX(AffineCodec):
 
 
 @cache
-def mlx_named(name: str) -> MLX:
-    """Return the codec called `name`, e.g. "mlx.4.g64". Raises UnknownNameError."""
+def mlx_named(name: str) -> MLX | MLXFloats:
+    """Return the codec called `name`, e.g. "mlx.4.g64" or "mlx.mxfp4". Raises UnknownNameError."""
     _, bits, *words = [*name.split("."), ""]
+    if bits in MODES and name == f"mlx.{bits}":
+        return MLXFloats(bits)
     group = next((int(w[1:]) for w in words if w[:1] == "g" and w[1:].isdecimal() and len(w) < 5), 64)
     dtype = next((w for w in words if w in FLOAT_TYPES), "bf16")
     if bits in map(str, BITS) and group in GROUPS:

@@ -1,6 +1,6 @@
 """MLX weights of a Hugging Face folder (mlx-lm). Layout: codecs/mlx.py.
 
-    X.weight  u32 [N, words] or [E, N, words]     X.scales     X.biases
+    X.weight  u32 [N, words] or [E, N, words]     X.scales     X.biases; the modes mxfp4, nvfp4 and mxfp8 have none
 
 config.json describes them under `quantization`, which `quantization_config` repeats: {group_size, bits, mode}, and an
 entry per module that differs, or `false` for one that stays float. The embedding and the output head are quantized too.
@@ -16,7 +16,10 @@ from typing import Any
 from polyquant.architectures.mlx_writing import mlx_layout
 from polyquant.codecs.affine_forms import integers_of
 from polyquant.codecs.dtypes import BY_NUMPY
+from polyquant.codecs.float_forms import small_floats_of
+from polyquant.codecs.keeping import Fate, keeps
 from polyquant.codecs.mlx import BITS, GROUPS, MLX
+from polyquant.codecs.mlx_floats import MODES, MLXFloats
 from polyquant.errors import InputError, PlanError, printable
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, float_word
 from polyquant.formats.huggingface.schemes import StoredTensor
@@ -30,7 +33,6 @@ KEY = "quantization"
 _HEADS = frozenset({"embed_tokens", "lm_head", "wte", "word_embeddings", "embed_out", "output", "tok_embeddings"})
 """Embeddings and output heads, by the last word of the module."""
 _STACKS = (".switch_mlp.", ".switch_glu.", ".experts.")
-_PARTS = ("weight", "scales", "biases")
 
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -58,6 +60,8 @@ def weight_of(
     del read
     own = _own_settings(module, settings)
     mode, bits, group = own.get("mode", "affine"), own.get("bits"), own.get("group_size")
+    if mode in MODES:
+        return _small_floats(module, str(mode), bits, group, tensors)
     if mode != "affine":
         return f"MLX {printable(bits, 20)}-bit {printable(mode, 20)}, group {printable(group, 20)}"
     if type(bits) is not int or type(group) is not int or bits not in BITS or group not in GROUPS:
@@ -67,17 +71,25 @@ def weight_of(
             expected=f"bits {', '.join(map(str, BITS))}; group_size {', '.join(map(str, GROUPS))}",
             found=f"bits {printable(bits, 20)}, group_size {printable(group, 20)}",
         )
-    words, scales = tensors[f"{module}.weight"], tensors[f"{module}.scales"]
-    if len(words.shape) not in (2, 3) or 0 in words.shape or words.shape[-1] * 32 % bits:
+    codec = MLX(bits, group, float_word(module, "scales", tensors[f"{module}.scales"]))
+    return _fitting(module, codec, tensors)
+
+
+def _small_floats(
+    module: str, mode: str, bits: object, group: object, tensors: Mapping[str, Described]
+) -> QuantizedWeight:
+    """Read small floats. Raises InputError."""
+    codec = MLXFloats(mode)
+    if (bits, group) != (codec.bits, codec.group):
         raise InputError(
-            "weight has an unexpected shape",
+            "config.json describes codes that MLX does not have",
             tensor=module,
-            expected=f"[N, words] or [experts, N, words] of {bits}-bit codes, none empty",
-            found=list(words.shape),
+            expected=f"{codec.bits} bits in groups of {codec.group} for mode {mode}",
+            found=f"bits {printable(bits, 20)}, group_size {printable(group, 20)}",
         )
-    shape = (*words.shape[:-1], words.shape[-1] * 32 // bits)
-    codec = MLX(bits, group, float_word(module, "scales", scales))
-    return _fitting(module, shape, codec, tensors)
+    if f"{module}.global_scale" in tensors:
+        raise InputError("MLX weights with a scale of the tensor are not supported", tensor=module)
+    return _fitting(module, codec, tensors)
 
 
 def _own_settings(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,8 +107,17 @@ def _own_settings(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]
     return own
 
 
-def _fitting(module: str, shape: Shape, codec: Codec, tensors: Mapping[str, Described]) -> QuantizedWeight:
+def _fitting(module: str, codec: MLX | MLXFloats, tensors: Mapping[str, Described]) -> QuantizedWeight:
     """The weight, if every part has the dtype and shape that config.json implies. Raises InputError."""
+    words = tensors[f"{module}.weight"]
+    if len(words.shape) not in (2, 3) or 0 in words.shape or words.shape[-1] * 32 % codec.bits:
+        raise InputError(
+            "weight has an unexpected shape",
+            tensor=module,
+            expected=f"[N, words] or [experts, N, words] of {codec.bits}-bit codes, none empty",
+            found=list(words.shape),
+        )
+    shape = (*words.shape[:-1], words.shape[-1] * 32 // codec.bits)
     if shape[-1] % codec.granule[1]:
         raise InputError(
             "groups do not divide the inputs",
@@ -127,7 +148,7 @@ class _MLX:
 
     def holds(self, codec: Codec) -> bool:
         """True for MLX codecs."""
-        return isinstance(codec, MLX)
+        return isinstance(codec, MLX | MLXFloats)
 
     def holding(self, codec: Codec, shape: Shape) -> Codec | None:
         """The fewest bits and the largest group that hold the codes; the scales' dtype is that in which biases are
@@ -135,9 +156,12 @@ class _MLX:
 
         None for codes in other groups or in any order.
         """
-        have = integers_of(codec)
-        if isinstance(codec, MLX) or have is None:
-            return codec if have is not None else None
+        if self.holds(codec):
+            return codec
+        if (floats := small_floats_of(codec)) is not None:
+            return next((c for c in map(MLXFloats, MODES) if keeps(floats, c.floats).fate is not Fate.IMPOSSIBLE), None)
+        if (have := integers_of(codec)) is None:
+            return None
         columns = as_matrix(shape)[1]
         size = have.group or columns
         group = next((g for g in reversed(GROUPS) if size % g == 0), None)
@@ -198,8 +222,9 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _described(codec: Codec) -> dict[str, Any]:
     """The entry of config.json for one codec."""
-    assert isinstance(codec, MLX)
-    return {"group_size": codec.group, "bits": codec.bits, "mode": "affine"}
+    assert isinstance(codec, MLX | MLXFloats)
+    mode = "affine" if isinstance(codec, MLX) else codec.mode
+    return {"group_size": codec.group, "bits": codec.bits, "mode": mode}
 
 
 SCHEME = _MLX()

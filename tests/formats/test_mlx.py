@@ -197,6 +197,26 @@ def test_stacks_of_experts(tmp_path, codec):
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-4 * np.abs(want).max())
 
 
+def test_experts_of_gpt_oss_keep_their_codes(tmp_path):
+    golden = Golden("gpt_oss_mxfp4")
+    polyquant.convert(golden.folder, tmp_path / "oss.gguf", to="gguf")
+    for source in (golden.folder, tmp_path / "oss.gguf"):
+        target = tmp_path / source.name.replace(".", "-")
+        plan = polyquant.plan(source, to="mlx")
+        kept = [s for s in plan.steps if s.target.name == "mlx.mxfp4"]
+        assert {s.map.target.split(".")[-2] for s in kept} == {"gate_proj", "up_proj", "down_proj"}
+        assert {s.action for s in kept} == {Action.TRANSCODE}
+        polyquant.convert(source, target, to="mlx")
+        before, after = open_checkpoint(golden.folder), open_checkpoint(target)
+        stack = before["model.layers.0.mlp.experts.gate_up_proj_blocks"].dequantize()
+        for i, name in enumerate(("gate_proj", "up_proj")):
+            found = after[f"model.layers.0.mlp.experts.{name}.weight"]
+            np.testing.assert_array_equal(found.dequantize(), stack[:, i::2])
+        tokens = golden.logits()["tokens"].tolist()
+        want = load(golden.folder, activations="float").logits(tokens)
+        np.testing.assert_allclose(load(target, activations="float").logits(tokens), want, atol=1e-4)
+
+
 # ---------------------------------------------------------------- bad input
 
 

@@ -99,3 +99,10 @@ def test_experts(tmp_path, name):
         path.write_text(json.dumps({"num_experts": config["num_local_experts"], **config}), encoding="utf-8")
     same_weights(tmp_path / "q")
     same_logits(tmp_path / "q", golden.logits()["tokens"].tolist(), 0.003)
+
+
+def test_experts_of_gpt_oss(tmp_path):
+    golden = Golden("gpt_oss_mxfp4")
+    polyquant.convert(golden.folder, tmp_path / "q", to="mlx")
+    same_weights(tmp_path / "q")
+    same_logits(tmp_path / "q", golden.logits()["tokens"].tolist(), 0.08)

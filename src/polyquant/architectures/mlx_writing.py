@@ -3,8 +3,9 @@
     mlp.experts.3.gate_proj.weight      one matrix of the stack mlp.switch_mlp.gate_proj.weight [experts, out, in]
     feed_forward.w1, experts.3.w1       gate_proj; w2 is down_proj, w3 up_proj
     conv1d.weight [n, 1, k]             [n, k, 1]; models with such layers store norms with their offset of 1
+    experts.gate_up_proj of gpt-oss     experts.gate_proj.weight and up_proj.weight: its even and odd rows
 
-mlx-lm stacks float experts when it loads a model, but of most architectures not quantized ones. Experts that
+mlx-lm stacks float experts when it loads a model, but of most architectures not quantized ones. Other experts that
 transformers itself stores as one tensor keep its layout.
 """
 
@@ -18,7 +19,20 @@ from typing import Any
 from polyquant.architectures.find import of_config
 from polyquant.architectures.mlx import mlx_names
 from polyquant.architectures.record import Architecture
-from polyquant.operations import AddConstant, Joined, Matrix, Operation, Reshape, Same, Stack, chain
+from polyquant.operations import (
+    AddConstant,
+    Chain,
+    Interleave,
+    Joined,
+    Matrix,
+    Operation,
+    Reshape,
+    Same,
+    Slice,
+    Stack,
+    Transpose,
+    chain,
+)
 from polyquant.types import TensorMap
 
 __all__ = ["mlx_layout"]
@@ -33,6 +47,8 @@ def mlx_layout(tensors: Sequence[TensorMap], config: Mapping[str, Any]) -> tuple
     record = of_config(config)
     if record is None or not record.has_experts:
         return tuple(tensors)
+    if record.name == "gpt-oss":
+        return tuple(part for tensor in tensors for part in _of_gpt_oss(tensor))
     stacks: dict[str, dict[int, TensorMap]] = {}
     names = _known(tensors, record)
     for tensor in tensors:
@@ -85,6 +101,34 @@ def _stacked(name: str, experts: Sequence[TensorMap]) -> TensorMap:
     ops: tuple[Operation, ...] = tuple(t.op for t in experts)
     op: Operation = Stack() if all(isinstance(o, Same) for o in ops) else Joined(ops, Stack())
     return replace(first, target=name, sources=sources, shape=shape, op=op)
+
+
+def _of_gpt_oss(tensor: TensorMap) -> list[TensorMap]:
+    """Gate and up as two stacks [experts, out, in] from rows that alternate, floats [experts, in, out] or MXFP4 blocks;
+    other tensors unchanged but for their names.
+    """
+    stem, _, last = tensor.target.rpartition(".experts.")
+    part, _, kind = last.partition("_proj")
+    if not stem or part not in ("gate_up", "down") or kind not in ("", "_blocks", "_bias"):
+        return [tensor]
+    suffix = "bias" if kind == "_bias" else "weight"
+    steps = tensor.op.steps if isinstance(tensor.op, Chain) else () if isinstance(tensor.op, Same) else (tensor.op,)
+    shape = tensor.shape
+    if not kind:  # transposed, or the transpose of such
+        shape = (*shape[:-2], shape[-1], shape[-2])
+        steps = steps[:-1] if steps and steps[-1] == Transpose() else (*steps, Transpose())
+    if part == "down":
+        return [replace(tensor, target=f"{stem}.experts.down_proj.{suffix}", shape=shape, op=chain(*steps))]
+    out = []
+    half = (shape[0], shape[1] // 2, *shape[2:])
+    for i, name in enumerate(("gate", "up")):
+        target = f"{stem}.experts.{name}_proj.{suffix}"
+        if steps and steps[0] == Interleave(1) and len(tensor.sources) == 2:
+            source, op = (tensor.sources[i],), chain(*steps[1:])
+        else:
+            source, op = tensor.sources, chain(*steps, Slice(i, shape[1], 2, 1))
+        out.append(replace(tensor, target=target, sources=source, shape=half, op=op))
+    return out
 
 
 def _with_exchanged_axes(

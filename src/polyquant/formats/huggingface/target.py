@@ -75,6 +75,13 @@ class HuggingFaceTarget(PlainTarget):
         text: str | None = options.calibration
         return text if any(fitted(s) for s in steps) else None
 
+    def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
+        """A warning about stacks of experts that a scheme leaves float."""
+        if _scheme(planning.recipe, planning.options) is None:
+            return ()
+        stacks = [s.map for s in steps if len(s.map.shape) == 3 and 1 not in s.map.shape and s.target.form is Floats]
+        return (f"{len(stacks)} stacks of experts stay float (first: {stacks[0].target})",) if stacks else ()
+
     def worker(self, context: Context) -> Worker | None:
         """A worker that searches codes on the calibration text."""
         text = self.text(context.steps, context.options)

@@ -105,7 +105,7 @@ def _stacked(name: str, experts: Sequence[TensorMap]) -> TensorMap:
 
 def _of_gpt_oss(tensor: TensorMap) -> list[TensorMap]:
     """Gate and up as two stacks [experts, out, in] from rows that alternate, floats [experts, in, out] or MXFP4 blocks;
-    other tensors unchanged but for their names.
+    other tensors unchanged.
     """
     stem, _, last = tensor.target.rpartition(".experts.")
     part, _, kind = last.partition("_proj")
@@ -121,6 +121,7 @@ def _of_gpt_oss(tensor: TensorMap) -> list[TensorMap]:
         return [replace(tensor, target=f"{stem}.experts.down_proj.{suffix}", shape=shape, op=chain(*steps))]
     out = []
     half = (shape[0], shape[1] // 2, *shape[2:])
+    source: tuple[str, ...]
     for i, name in enumerate(("gate", "up")):
         target = f"{stem}.experts.{name}_proj.{suffix}"
         if steps and steps[0] == Interleave(1) and len(tensor.sources) == 2:

@@ -191,9 +191,9 @@ def _of_mlx(traits: Integers, top: F32, bottom: F32) -> _Grid:
     step = np.maximum((top - bottom) / np.float32(high - low), np.float32(1e-7))
     step = np.where(below, step, -step)
     steps = np.rint(edge / step)
-    scale = np.where(steps != 0, edge / np.where(steps != 0, steps, 1), step)
-    scale, bias = _stored(scale, traits, 1), _stored(np.where(steps != 0, edge, 0), traits, 0)
-    return _Grid(scale, np.full_like(scale, low), bias)
+    some, one = steps != 0, np.float32(1)
+    scale = _stored(np.where(some, edge / np.where(some, steps, one), step), traits, 1)
+    return _Grid(scale, np.full_like(scale, low), _stored(np.where(some, edge, np.float32(0)), traits, 0))
 
 
 def _placed(traits: Integers, scale: F32, start: F32) -> tuple[F32, F32]:

@@ -17,7 +17,8 @@ from polyquant.errors import PlanError, UnknownNameError
 from polyquant.types import Codec, Shape, TensorMap, TensorSpec
 
 __all__ = [
-    "SCHEMES", "Arranges", "Scheme", "StoredTensor", "WritesFiles", "linear_names", "scheme_named", "scheme_of", "stored_parts",
+    "SCHEMES", "Arranges", "Scheme", "StoredTensor", "WritesFiles", "linear_names", "scheme_named", "scheme_of",
+    "stored_parts",
 ]  # fmt: skip
 
 SCHEMES: dict[str, str] = {

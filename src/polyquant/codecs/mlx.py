@@ -38,7 +38,7 @@ from polyquant.codecs.keeping import Integers
 from polyquant.codecs.mlx_floats import MODES, MLXFloats
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import code_streams
-from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape, as_matrix
+from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape, as_matrix
 
 __all__ = ["BITS", "GROUPS", "MLX", "NAMES", "mlx_named"]
 
@@ -106,6 +106,11 @@ class MLX(AffineCodec):
         words = exact_part(parts, "weight", self.specs(shape)["weight"])[rows]
         stored = unpacked_bits(words.view(np.int32), self.bits)
         return (stored - np.uint8(2 ** (self.bits - 1))).view(np.int8)  # modulo 256: two's complement
+
+    def stream(self, parts: Parts, shape: Shape) -> U8:
+        """The words as they are stored."""
+        words = exact_part(parts, "weight", self.specs(shape)["weight"])
+        return np.ascontiguousarray(words.astype("<u4", copy=False)).view(np.uint8)
 
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
         """Write rows of codes. Raises CodecError if the codes, scales or biases cannot be held."""

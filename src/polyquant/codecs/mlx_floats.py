@@ -14,16 +14,17 @@ Source: github.com/ml-explore/mlx, mlx/ops.cpp and mlx/backend/cpu/quantized.cpp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.float_codec import FloatCodec, codes_form, stored_scales
+from polyquant.codecs.float_codec import FloatCodec, codes_form, paired_codes, stored_scales
 from polyquant.codecs.keeping import SmallFloats
-from polyquant.ops import small_floats
-from polyquant.types import U8, ArraySpec, Parts, ScaledFloats, Shape
+from polyquant.ops import grouped, small_floats
+from polyquant.types import U8, ArraySpec, Parts, ScaledFloats, Shape, as_matrix
 
 __all__ = ["MODES", "MLXFloats"]
 
@@ -91,10 +92,28 @@ class MLXFloats(FloatCodec):
         stream = np.ascontiguousarray(self._part(parts, shape, "weight")[rows]).view(np.uint8)
         return stream if self.bits == 8 else small_floats.nibbles(stream)
 
+    def unpack_paired(self, parts: Parts, shape: Shape) -> ScaledFloats | None:
+        """The bytes of nibbles as they are; None for mxfp8."""
+        if self.bits == 8:
+            return None
+        stream = np.ascontiguousarray(self._part(parts, shape, "weight")).view(np.uint8)
+        return replace(self.tables(parts, shape), codes=stream, paired=True)
+
     def pack(self, codes: ScaledFloats) -> dict[str, NDArray[Any]]:
         """Pack codes to parts. Raises CodecError for scales that the codec cannot hold."""
         given = codes_form(self, codes)
-        spec = self.specs(given.codes.shape)["scales"]
+        spec = self.specs(given.shape)["scales"]
         scale = stored_scales(self.name, given, self.floats, spec.shape)
-        stream = given.codes if self.bits == 8 else small_floats.pairs(given.codes)
+        stream = given.codes if self.bits == 8 else paired_codes(given)
         return {"weight": np.ascontiguousarray(stream).view("<u4"), "scales": scale}
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """Return a matmul handle (ops/matmul.py) on the stored bytes; None without a native kernel.
+
+        Raises CodecError if a part does not fit.
+        """
+        element, kind, group = _MODES[self.mode]
+        stream = np.ascontiguousarray(self._part(parts, shape, "weight")).view(np.uint8)
+        scale = self._part(parts, shape, "scales")
+        scales = scale.view(ml_dtypes.float8_e4m3fn) if kind == "e4m3" else scale
+        return grouped.handle(grouped.Grouped(stream, element, as_matrix(shape), scales, group))

@@ -106,6 +106,15 @@ Grid candidate(float bottom, float top, float ratio, const GridSearch& how, floa
   return {scale, std::min(std::max(std::rint(low - start / scale), low), high), 0};
 }
 
+// MLX's own grid: the end of the range that is farther from 0 is a level, and so is 0.
+PQ_INLINE Grid of_mlx(float bottom, float top, const GridSearch& how, float low, float high) {
+  const bool below = std::fabs(bottom) > std::fabs(top);
+  const float edge = below ? bottom : top, width = (top - bottom) / (high - low);
+  const float least = width > 1e-7f ? width : 1e-7f, step = below ? least : -least;
+  const float steps = std::rint(edge / step);
+  return {stored(steps != 0 ? edge / steps : step, how.type, 1), low, stored(steps != 0 ? edge : 0, how.type, 0)};
+}
+
 // Sixteen small groups side by side: lane l of every array belongs to group l. Sums have the same order as above, with
 // an accumulator per column modulo LANES.
 constexpr size_t TILE = 16;
@@ -223,6 +232,16 @@ PQ_SIMD void search_tile(const float* w, const float* v, size_t size, const Grid
     errors_of(w, v, size, next, low, high, error);
     keep_better(next, error, best, least);
   }
+  if (how.zero == Zero::bias) {
+    for (size_t l = 0; l < TILE; ++l) {
+      const Grid one = of_mlx(bottom[l], top[l], how, low, high);
+      next.scale[l] = one.scale;
+      next.offset[l] = one.offset;
+      next.bias[l] = one.bias;
+    }
+    errors_of(w, v, size, next, low, high, error);
+    keep_better(next, error, best, least);
+  }
   fitted_grids(w, v, size, how, low, high, best, next);
   errors_of(w, v, size, next, low, high, error);
   keep_better(next, error, best, least);
@@ -278,6 +297,7 @@ void grouped_search(const float* w, const float* weights, size_t rows, size_t gr
       if (error < least) best = g, least = error;
     };
     for (size_t i = 1; i < how.clip_count; ++i) consider(candidate(bottom, top, how.clips[i], how, low, high));
+    if (how.zero == Zero::bias) consider(of_mlx(bottom, top, how, low, high));
     consider(fitted(sums_of(w, column, size, best, low, high), best, how));
     write_codes(w, size, best, low, high, codes);
     scale[cell] = best.scale;

@@ -58,7 +58,7 @@ CODECS: dict[str, str] = {
     **_family("trellis", "trellis.2 trellis.3 trellis.4 trellis.5 trellis.6 trellis.7 trellis.8"),
 }
 _NAMED = (
-    {n: n for n in ("trellis", "metal_marlin", "exl3", "gptq", "awq", "fp8", "hf_nvfp4", "hqq", "torchao")}
+    {n: n for n in ("trellis", "metal_marlin", "exl3", "gptq", "awq", "fp8", "mlx", "hf_nvfp4", "hqq", "torchao")}
     | dict.fromkeys(("w8a16", "w8a8", "w8a8s", "w4a16", "w4a8"), "msmodelslim")
     | {"compressed": "compressed_tensors", "chatglm": "chatglm_int", "bnb": "bitsandbytes"}
 )

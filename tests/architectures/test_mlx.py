@@ -12,9 +12,12 @@ import polyquant
 from architectures.golden_models import NAMES, Golden
 from architectures.mlx_folders import mlx_folder
 from polyquant.architectures.find import of_config
-from polyquant.errors import InputError, PolyquantError
+from polyquant.architectures.mlx_writing import mlx_layout
+from polyquant.architectures.translate import to_hf, usual_tensors
+from polyquant.errors import InputError
 from polyquant.opening import open_checkpoint
 from polyquant.runtime.load import load
+from polyquant.types import TensorMap
 
 MIXTURES = [
     n for n in NAMES if (r := of_config(Golden(n).config)) is not None and r.has_experts and not n.endswith("_mxfp4")
@@ -92,17 +95,34 @@ def test_half_of_a_joined_stack_is_refused(tmp_path):
         polyquant.plan(folder, to="gguf")
 
 
-def test_quantized_stacks_are_refused(tmp_path):
-    folder = mlx_folder(Golden("qwen3_moe"), tmp_path / "mlx")
-    tensors = load_file(folder / "model.safetensors")
-    for name in [n for n in tensors if "switch_mlp" in n]:
-        stem = name.removesuffix(".weight")
-        experts, rows, k = tensors[name].shape
-        tensors[name] = np.zeros((experts, rows, k // 8), np.uint32)
-        tensors[f"{stem}.scales"] = tensors[f"{stem}.biases"] = np.ones((experts, rows, max(1, k // 64)), np.float32)
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["quantization"] = {"group_size": 64, "bits": 4}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(PolyquantError, match="MLX 4-bit"):
-        polyquant.plan(folder, to="gguf")
+SEPARATE = [n for n in MIXTURES if n == "gpt_oss" or any(".experts.0." in w for w in open_checkpoint(Golden(n).folder))]
+LATENT = ("kv_b_proj", "embed_q", "unembed_out")
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_the_layout_for_writing_is_that_of_mlx(name, tmp_path):
+    """Of transformers' folder, and of the GGUF made from it."""
+    golden = Golden(name)
+    floats = open_checkpoint(golden.folder)
+    wanted = _floats(mlx_folder(golden, tmp_path / "mlx"))
+    if name != "gpt_oss" and not any("gate_proj" in n for n in wanted):  # mlx-lm's nemotron_h.py
+        wanted = {n.replace("mlp.up_proj", "mlp.fc1").replace("mlp.down_proj", "mlp.fc2"): v for n, v in wanted.items()}
+    polyquant.convert(golden.folder, tmp_path / "x.gguf", to="gguf", codec="f32")
+    gguf = open_checkpoint(tmp_path / "x.gguf")
+    for source, maps in ((floats, usual_tensors(floats)), (gguf, to_hf(gguf).tensors)):
+        found = {
+            t.target: np.asarray(t.op.reference([np.asarray(source[n].dequantize(), np.float32) for n in t.sources]))
+            for t in mlx_layout(maps, golden.config)
+        }
+        both = found.keys() | wanted.keys()
+        assert found.keys() ^ wanted.keys() <= {n for n in both if any(word in n for word in LATENT)}
+        for tensor in found.keys() & wanted.keys():
+            assert found[tensor].shape == wanted[tensor].shape, tensor
+            np.testing.assert_allclose(found[tensor], wanted[tensor], rtol=0, atol=1e-6, err_msg=tensor)
+        stacks = [n for n in found if found[n].ndim == 3 and ("switch_mlp" in n or name == "gpt_oss")]
+        assert stacks
+
+
+def test_a_folder_with_missing_experts_keeps_its_names():
+    maps = [TensorMap(f"model.layers.0.mlp.experts.{e}.up_proj.weight", (f"{e}",), (4, 8)) for e in (0, 2)]
+    assert mlx_layout(maps, Golden("qwen3_moe").config) == tuple(maps)

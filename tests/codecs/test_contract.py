@@ -51,6 +51,11 @@ READERS = [
     "hqq.1.g8.axis0.f32", "torchao.int4.g32", "torchao.int4.f32", "torchao.int8.g32.f32", "torchao.int8.sym.f16",
 ]  # fmt: skip
 
+MLX = {  # name -> error
+    "mlx.2.g32": 0.15, "mlx.3.g64": 0.05, "mlx.4.g128.f16": 0.02, "mlx.5.g32.f32": 0.01, "mlx.6.g64": 1e-3,
+    "mlx.8.g32": 1e-4, "mlx.mxfp4": 0.02, "mlx.nvfp4": 0.02, "mlx.mxfp8": 2e-3,
+}  # fmt: skip
+
 
 def codec_of(name):
     if name.startswith("trellis"):  # the encoder's reference is slow
@@ -114,6 +119,13 @@ def test_dialects_of_trellis(name, engine):
 def test_windows_of_many_bits(name):
     codec = polyquant.codec(name)
     check_codec(codec, gaussians(128, 128), error=0.1)
+    check_registered(codec)
+
+
+@pytest.mark.parametrize("name", MLX)
+def test_mlx(name, engine):
+    codec = polyquant.codec(name)
+    check_codec(codec, gaussians(16, 256), error=MLX[name], weighted=True)
     check_registered(codec)
 
 

@@ -18,7 +18,7 @@ UP = "model.layers.0.mlp.up_proj"
 EXPERTS = "model.layers.0.mlp.experts"
 E4M3, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
 FP8, BYTES = np.ones((32, 64), E4M3), np.ones((32, 32), np.uint8)
-MLX4 = {"bits": 4, "group_size": 64, "mode": "affine"}
+MLX4 = {"bits": 4, "group_size": 64, "mode": "fp4x"}
 
 
 def parts(stem=UP, **tensors):
@@ -61,11 +61,8 @@ POWERS = parts(weight=FP8, weight_scale_inv=np.ones((1, 1), np.uint8))
 SCHEMES = {  # name: (config, tensors, scheme, the scheme recognised from the tensors alone)
     "modelopt fp8": (said("modelopt", quant_algo="FP8"), SCALED, "modelopt FP8", "8-bit floats with weight_scale"),
     "modelopt nvfp4": (said("modelopt", quant_algo="NVFP4"), NVFP4, "modelopt NVFP4", "ModelOpt nvfp4"),
-    "mlx": ({"quantization": MLX4, "quantization_config": MLX4}, MLX, "MLX 4-bit affine, group 64",
+    "mlx": ({"quantization": MLX4, "quantization_config": MLX4}, MLX, "MLX 4-bit fp4x, group 64",
         "MLX codes, U32 with scales"),
-    "mlx, older": ({"quantization": {"bits": 4, "group_size": 64}}, MLX, "MLX 4-bit affine, group 64", "MLX codes"),
-    "mlx, mixed": ({"quantization": {**MLX4, "a": {"bits": 6}, "b": False}}, MLX,
-        "MLX 4-bit affine, group 64, mixed with 6-bit", "MLX codes"),
     "nf4": (said("bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4"), NF4, "bitsandbytes nf4",
         "bitsandbytes nf4"),
     "llm.int8": (said("bitsandbytes", load_in_8bit=True), INT8, "bitsandbytes int8", "bitsandbytes int8"),

@@ -23,10 +23,11 @@ PACKINGS: tuple[str, ...] = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "tq2_0",
     "compressed.p4.g32", "compressed.p4.g32.zpp", "compressed.p8.g32", "compressed.p8.g32.zpp", "compressed.i8",
     "gptq.2.g32", "gptq.3.g32", "gptq.4.g32", "gptq.8.g32", "gptq.4.g32.act", "awq.4.g32",
+    "mlx.2.g32", "mlx.3.g32", "mlx.4.g32", "mlx.5.g32", "mlx.6.g32", "mlx.8.g32",
     "w4a16.g32", "w8a16.g32", "w8a16", "w8a8",
 )  # fmt: skip
 """One codec for each packing, in the order of the table."""
-_ANY_DTYPE = frozenset({"compressed", "w4a16", "w8a16"})
+_ANY_DTYPE = frozenset({"compressed", "mlx", "w4a16", "w8a16"})
 """First words of families whose readers take scales of any dtype: a conversion chooses that of the source."""
 
 

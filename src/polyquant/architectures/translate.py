@@ -449,7 +449,8 @@ def usual_tensors(checkpoint: Checkpoint) -> tuple[TensorMap, ...]:
 def float_config(data: bytes) -> bytes:
     """Remove the quantization entries from a config.json, for a folder of float weights. Raises InputError."""
     config = strict_json.typed(strict_json.parse(data, file="config.json"), dict, "config.json")
-    return _json({k: v for k, v in config.items() if k not in ("quantization_config", "quantization_bit")})
+    described = ("quantization", "quantization_config", "quantization_bit")
+    return _json({k: v for k, v in config.items() if k not in described})
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

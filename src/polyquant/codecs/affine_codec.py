@@ -25,7 +25,7 @@ from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import affine, code_streams, grouped, int8, native
 from polyquant.ops.matmul import round_activations
 from polyquant.registry import Search
-from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Rounding, Shape
+from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Rounding, Shape, as_matrix
 
 __all__ = [
     "FLOAT_TYPES",
@@ -126,7 +126,7 @@ class AffineCodec(ABC):
         Raises CodecError if a part does not fit.
         """
         self.specs(shape)
-        return self.unpack_rows(parts, shape, slice(0, shape[0]))
+        return self.unpack_rows(parts, shape, slice(0, as_matrix(shape)[0]))
 
     def unpack_rows(self, parts: Parts, shape: Shape, rows: slice) -> Affine:
         """Unpack rows [a, b) of complete parts. Raises CodecError if a part does not fit."""
@@ -230,7 +230,7 @@ class AffineCodec(ABC):
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K], or only `rows` of it; the parts are always complete, unless `row_sliced`."""
         self.specs(shape)
-        chosen = slice(*(slice(None) if rows is None else rows).indices(max(0, shape[0])))
+        chosen = slice(*(slice(None) if rows is None else rows).indices(max(0, as_matrix(shape)[0])))
         codes = self.unpack_rows(parts, shape, chosen)
         return decoded_rows(codes, None, output(out, shape if rows is None else codes.codes.shape))
 

@@ -23,6 +23,7 @@ from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Verdict, keeps, resolved
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.read_only import ReadOnlyBlocks
+from polyquant.errors import CodecError
 from polyquant.ops import code_streams
 from polyquant.types import (
     F32,
@@ -164,7 +165,7 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
     Reads its scales and zero points where they decide.
     """
     have, want = integers_of(weight.codec), integers_of(target)
-    if have is None or want is None or (len(weight.shape) != 2 and target.form is Affine):
+    if have is None or want is None or (target.form is Affine and not _takes(target, weight.shape)):
         return None
     matrix = as_matrix(weight.shape)
     general = keeps(have, want, matrix[1])
@@ -189,6 +190,14 @@ def unchanged(weight: Weight, target: Codec) -> bool:
     """True if every weight keeps its value in `target`."""
     found = verdict(weight, target)
     return weight.codec.name == target.name or (found is not None and found.fate is Fate.EXACT)
+
+
+def _takes(target: Codec, shape: Shape) -> bool:
+    """True for a matrix, and for a stack if the codec stores its matrices one below the other."""
+    try:
+        return len(shape) == 2 or (len(shape) == 3 and target.row_sliced and bool(target.specs(shape)))
+    except CodecError:
+        return False
 
 
 def same_codes(weight: Weight, target: Codec) -> bool:

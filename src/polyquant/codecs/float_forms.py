@@ -25,7 +25,7 @@ from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.keeping import Fate, HoldsFloats, SmallFloats, Verdict, float_resolved, keeps
 from polyquant.operations import Operation, Same
 from polyquant.ops import small_floats
-from polyquant.types import U8, Blocks, Codec, Parts, ScaledFloats, Weight, as_matrix
+from polyquant.types import U8, Blocks, Codec, Parts, ScaledFloats, Shape, Weight, as_matrix
 
 __all__ = [
     "RowsOf", "as_ggml", "moved", "moves_rows", "refloated", "same_floats", "scales_of", "small_floats_of", "unfloated",
@@ -87,7 +87,7 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
     small floats. Reads its scales where they decide.
     """
     have, want = small_floats_of(weight.codec), small_floats_of(target)
-    if have is None or want is None or (len(weight.shape) != 2 and isinstance(target, FloatCodec)):
+    if have is None or want is None or not _takes(target, weight.shape):
         return None
     general = keeps(have, want)
     if general.fate is Fate.IMPOSSIBLE or not general.conditions:
@@ -104,6 +104,11 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
             break
         worst = found if worst is None or found.fate is Fate.ROUNDED else worst
     return found if found.fate is Fate.IMPOSSIBLE else worst
+
+
+def _takes(target: Codec, shape: Shape) -> bool:
+    """True for a matrix, and for a stack if the codec stores its matrices one below the other."""
+    return len(shape) == 2 or not isinstance(target, FloatCodec) or (len(shape) == 3 and target.row_sliced)
 
 
 def _lines(codec: Codec) -> Mapping[str, int]:

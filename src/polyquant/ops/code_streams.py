@@ -73,7 +73,7 @@ def unpack(stream: U8, bits: int, count: int, shift: int = 0) -> U8:
         wide = padded.reshape(rows, eights, bits).astype(np.uint64)
         joined = (wide << (8 * np.arange(bits, dtype=np.uint64))).sum(2, dtype=np.uint64)
         codes = joined[:, :, None] >> (bits * np.arange(8, dtype=np.uint64)) & np.uint64(2**bits - 1)
-        out[:] = codes.reshape(rows, -1)[:, :count]
+        out[:] = codes.reshape(rows, eights * 8)[:, :count]
     return out - np.uint8(shift)
 
 
@@ -99,7 +99,7 @@ def pack(codes: U8, bits: int, pitch: int, shift: int = 0) -> U8:
         joined = (padded.reshape(rows, eights, 8) << (bits * np.arange(8, dtype=np.uint64))).sum(2, dtype=np.uint64)
         stream = (joined[:, :, None] >> (8 * np.arange(bits, dtype=np.uint64)) & np.uint64(255)).astype(np.uint8)
         used = min(pitch, eights * bits)
-        out[:, :used] = stream.reshape(rows, -1)[:, :used]
+        out[:, :used] = stream.reshape(rows, eights * bits)[:, :used]
     return out
 
 

@@ -66,8 +66,8 @@ def multiply(x: F32, weight: Affine, inputs: Inputs) -> F32:
     if how == "token":
         q, s = round_token(x)
         x = q * s
-    w = affine.decode(weight.codes, weight.scale, weight.offset, np.empty(weight.codes.shape, np.float32))
-    return x @ w.T
+    out = np.empty(weight.codes.shape, np.float32)
+    return x @ affine.decode(weight.codes, weight.scale, weight.offset, out, weight.bias).T
 
 
 def _sums(q: F32, codes: I8) -> NDArray[np.float64]:

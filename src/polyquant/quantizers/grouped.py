@@ -4,10 +4,10 @@
     integer    w = (q - z) * s        with an integer z in the range of the codes
     bias       w = q * s + m          q from 0 to 2^b - 1
 
-The grid of a group is the best of several that clip its range (CLIPS), by the squared error weighted with the columns'
-importance; then the scale (and m) that least squares gives for the chosen codes, if it is better. Scales and biases
-are judged as they are stored. With a Hessian columns are rounded from left to right, and each compensates the errors of
-those before it (quantizers/gptq.py, Frantar et al. 2023).
+The grid of a group is the best of several that clip its range (CLIPS), with biases also of MLX's own, by the squared
+error weighted with the columns' importance; then the scale (and m) that least squares gives for the chosen codes, if it
+is better. Scales and biases are judged as they are stored. With a Hessian columns are rounded from left to right, and
+each compensates the errors of those before it (quantizers/gptq.py, Frantar et al. 2023).
 """
 
 from __future__ import annotations
@@ -63,6 +63,9 @@ def quantize(traits: Integers, w: F32, importance: F32 | None = None) -> Affine:
         scale, offset = (np.repeat(table, n, 0) for table in (one.scale, one.offset))
         return Affine(traits.bits, one.codes.reshape(n, k), scale, offset)
     groups = k // traits.group if traits.group else 1
+    if not w.size:
+        empty = np.zeros((n, groups), np.float32)
+        return _affine(traits, np.zeros((n, k), np.int8), _Grid(empty, empty + _limits(traits)[0], empty))
     weights = np.ones(k, np.float32) if importance is None else importance
     step = max(1, _CHUNK // max(1, k))
     codes = np.empty((n, k), np.int8)
@@ -171,8 +174,26 @@ def _search(traits: Integers, cells: F32, weights: F32, clips: tuple[float, ...]
             grid = _Grid(scale, *_placed(traits, scale, start))
         best, least = _better(traits, cells, weights, grid, best, least)
     assert best is not None
+    if traits.zero == "bias":
+        best, least = _better(traits, cells, weights, _of_mlx(traits, top, bottom), best, least)
     fitted = _fitted(traits, cells, weights, best)
     return _better(traits, cells, weights, fitted, best, least)[0]
+
+
+def _of_mlx(traits: Integers, top: F32, bottom: F32) -> _Grid:
+    """MLX's own grid: the end of the range that is farther from 0 is a level, and so is 0.
+
+    Its scale is negative where that end is the largest value. Source: `affine_quantize` of github.com/ml-explore/mlx.
+    """
+    low, high = _limits(traits)
+    below = np.abs(bottom) > np.abs(top)
+    edge = np.where(below, bottom, top)
+    step = np.maximum((top - bottom) / np.float32(high - low), np.float32(1e-7))
+    step = np.where(below, step, -step)
+    steps = np.rint(edge / step)
+    some, one = steps != 0, np.float32(1)
+    scale = _stored(np.where(some, edge / np.where(some, steps, one), step), traits, 1)
+    return _Grid(scale, np.full_like(scale, low), _stored(np.where(some, edge, np.float32(0)), traits, 0))
 
 
 def _placed(traits: Integers, scale: F32, start: F32) -> tuple[F32, F32]:

@@ -56,6 +56,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 _READ = ("bitnet", "exl3")  # quantizations whose scales are part of the weights
+_UNNAMED = "mlx"  # MLX describes its weights without naming a method
 _DECODED = (
     "gptq",
     "awq",
@@ -67,6 +68,7 @@ _DECODED = (
     "hqq",
     "torchao",
     "quark",
+    _UNNAMED,
 )  # the same, if weights were decoded
 
 
@@ -96,7 +98,7 @@ def _refuse_missing_scales(checkpoint: Checkpoint) -> None:
     declared = checkpoint.config.get("quantization_config")
     if not declared:
         return
-    method = declared.get("quant_method") if isinstance(declared, Mapping) else declared
+    method = declared.get("quant_method", _UNNAMED) if isinstance(declared, Mapping) else declared
     if method not in _READ and not (method in _DECODED and decoded):
         raise UnsupportedError(
             f"config.json declares quantization method '{method}', but no weight has it",

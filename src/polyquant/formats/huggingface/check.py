@@ -38,7 +38,7 @@ _RULES = {
 }  # fmt: skip
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_SCALES = ("scales", "weight_scale", "weight_scale_inv", "SCB", "absmax", "nested_absmax", "nested_quant_map",
+_SCALES = ("scales", "biases", "weight_scale", "weight_scale_inv", "SCB", "absmax", "nested_absmax", "nested_quant_map",
            "scale", "zero", "_weight_scale")  # fmt: skip
 """Parts of which every entry must be finite."""
 _TOKENIZERS = ({"tokenizer.json"}, {"tokenizer.model"}, {"vocab.json", "merges.txt"}, {"vocab.txt"}, {"spiece.model"},
@@ -243,6 +243,8 @@ def _against_config(contents: _Contents, config: Mapping[str, Any]) -> Iterator[
             yield Finding("HF025", WARNING, f"layer {max(numbers)} exists, but config.json declares {layers} layers")
     for axis, key in enumerate(("vocab_size", "hidden_size")):
         size = config.get(key)
+        if axis and embedding.dtype not in ("F64", "F32", "F16", "BF16"):
+            continue  # words of packed codes
         if isinstance(size, int) and len(embedding.shape) == 2 and embedding.shape[axis] != size:
             yield Finding("HF025", WARNING, f"{key} is {size}, the embedding is {list(embedding.shape)}", _EMBEDDING)
 
@@ -304,7 +306,13 @@ def _quantized(contents: _Contents, config: Mapping[str, Any]) -> Iterator[Findi
             shard = contents.tensors[name][0]
             if np.isfinite(read_small(contents.tensors, name).astype(np.float32)).all():
                 continue
-            yield Finding("HF064", ERROR, "scales contain NaN or infinity", module, shard.source.path.name)
+            yield Finding(
+                "HF064",
+                ERROR,
+                f"{'biases' if name.endswith('.biases') else 'scales'} contain NaN or infinity",
+                module,
+                shard.source.path.name,
+            )
 
 
 def _undecoded(path: Path, config: Mapping[str, Any]) -> Iterator[Finding]:

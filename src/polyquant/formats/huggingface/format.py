@@ -25,7 +25,7 @@ class _HuggingFace(FolderFormat):
     }
     schemes: ClassVar[Mapping[str, str]] = {
         "compressed-tensors": "compressed.p4.g128", "gptq": "gptq.4.g128", "awq": "awq.4.g128",
-        "fp8": "fp8.e4m3.b128.inv.f32", "modelopt": "hf_nvfp4", "mxfp4": "hf_mxfp4",
+        "fp8": "fp8.e4m3.b128.inv.f32", "modelopt": "hf_nvfp4", "mxfp4": "hf_mxfp4", "mlx": "mlx.4.g64",
     }  # fmt: skip
     open_options: type = NoOptions
     target_options: type = HuggingFaceOptions

@@ -13,6 +13,7 @@ config.json names the method, and one module of this package each reads it.
     hqq                 X.W_q X.scale X.zero X.nbits X.shape ...              hqq.py
     torchao             X._weight_qdata X._weight_scale [X._weight_zero_point]  torchao.py
     quark               X.weight X.weight_scale [X.weight_zero_point]         quark.py
+    MLX                 X.weight X.scales X.biases; quantization              mlx.py
 
 Early tools wrote quantize_config.json (GPTQ) or quant_config.json (AWQ) instead, ModelOpt hf_quant_config.json: these
 are read if config.json has no quantization_config. Other schemes are rejected: formats/huggingface/undecoded.py. The
@@ -33,6 +34,7 @@ from polyquant.formats.huggingface import (
     fp8,
     gptq,
     hqq,
+    mlx,
     modelopt,
     mxfp4,
     quark,
@@ -68,6 +70,8 @@ def method_of(config: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]] | N
 
     if isinstance(config.get("quantization_bit"), int) and config["quantization_bit"]:
         return chatglm, config
+    if (described := mlx.settings_of(config)) is not None:
+        return mlx, described
     settings = config.get("quantization_config")
     method = settings.get("quant_method") if isinstance(settings, dict) else None
     known: dict[str, Method] = {

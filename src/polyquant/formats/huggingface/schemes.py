@@ -15,16 +15,17 @@ from typing import Any, Protocol, runtime_checkable
 from polyquant.codecs.dtypes import BY_NUMPY
 from polyquant.codecs.keeping import HoldsIntegers
 from polyquant.errors import PlanError, UnknownNameError
-from polyquant.types import Codec, Shape, TensorSpec
+from polyquant.types import Codec, Shape, TensorMap, TensorSpec
 
 __all__ = [
-    "SCHEMES", "Scheme", "StoredTensor", "WritesFiles", "group_sizes", "linear_names", "scheme_named", "scheme_of",
+    "SCHEMES", "Arranges", "Scheme", "StoredTensor", "WritesFiles", "group_sizes", "linear_names", "scheme_named",
+    "scheme_of",
     "stored_parts",
 ]  # fmt: skip
 
 SCHEMES: dict[str, str] = {
     "compressed-tensors": "compressed:SCHEME", "gptq": "gptq:SCHEME", "awq": "awq:SCHEME", "fp8": "fp8:SCHEME",
-    "modelopt": "modelopt:SCHEME", "mxfp4": "mxfp4:SCHEME",
+    "modelopt": "modelopt:SCHEME", "mxfp4": "mxfp4:SCHEME", "mlx": "mlx:SCHEME",
 }  # fmt: skip
 """Name, for --to, -> the object in this package."""
 
@@ -81,6 +82,14 @@ class WritesFiles(Protocol):
 
     def files(self, tensors: Sequence[TensorSpec]) -> dict[str, bytes]:
         """Name -> content. Raises PlanError."""
+
+
+@runtime_checkable
+class Arranges(Protocol):
+    """A scheme whose reader has other tensors than transformers for some models."""
+
+    def arranged(self, tensors: Sequence[TensorMap], config: Mapping[str, Any]) -> tuple[TensorMap, ...]:
+        """The tensors to write, instead of those with transformers' names. config: config.json. Raises InputError."""
 
 
 @cache

@@ -16,14 +16,16 @@ from polyquant.formats.actions import blocks_of, common, same_codes, survives
 from polyquant.formats.huggingface.layout import lay_out, one_file
 from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
 from polyquant.formats.huggingface.options import HuggingFaceOptions
-from polyquant.formats.huggingface.schemes import Scheme, scheme_named, scheme_of
+from polyquant.formats.huggingface.schemes import Arranges, Scheme, scheme_named, scheme_of
 from polyquant.formats.huggingface.work import SchemeWorker, fitted
+from polyquant.formats.linears import is_linear
 from polyquant.formats.plain_target import TORCH_NAMES, PlainTarget
 from polyquant.formats.protocol import Choice, Context, Planning, Worker
 from polyquant.formats.smoothing import marked
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Facts, Recipe
 from polyquant.registry import codec
+from polyquant.storage import strict_json
 from polyquant.types import F32, Checkpoint, Codec, Floats, Layout, TensorMap, Translation, TrellisCodes, Weight
 
 __all__ = ["HuggingFaceTarget"]
@@ -46,6 +48,10 @@ class HuggingFaceTarget(PlainTarget):
             return as_stored(tensor, planning.source) if name is None else tensor
 
         tensors = tuple(kept(t) for t in planning.translation.tensors)
+        scheme, files = _scheme(planning.recipe, planning.options), planning.translation.files
+        if isinstance(scheme, Arranges) and "config.json" in files:
+            config = strict_json.parse(files["config.json"], file="config.json")
+            tensors = scheme.arranged(tensors, strict_json.typed(config, dict, "config.json"))
         planning, steps = super().prepare(replace(planning, translation=replace(planning.translation, tensors=tensors)))
         if planning.options.calibration is None:
             return planning, steps
@@ -68,6 +74,13 @@ class HuggingFaceTarget(PlainTarget):
         """The calibration text, if a step uses it."""
         text: str | None = options.calibration
         return text if any(fitted(s) for s in steps) else None
+
+    def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
+        """A warning about stacks of experts that a scheme leaves float."""
+        if _scheme(planning.recipe, planning.options) is None:
+            return ()
+        stacks = [s.map for s in steps if len(s.map.shape) == 3 and 1 not in s.map.shape and s.target.form is Floats]
+        return (f"{len(stacks)} stacks of experts stay float (first: {stacks[0].target})",) if stacks else ()
 
     def worker(self, context: Context) -> Worker | None:
         """A worker that searches codes on the calibration text."""
@@ -132,6 +145,8 @@ class HuggingFaceTarget(PlainTarget):
         held = scheme.holding(have, tensor.shape)
         if held is not None and survives(weights, tensor) and all(same_codes(w, held, tensor) for w in weights):
             return Choice(held, "codes kept")
+        if len(tensor.shape) == 2 and not is_linear(tensor.target, tensor.shape):  # embeddings and output heads
+            return self._unquantized(source, have, tensor)
         return Choice(codec(scheme.default), f"{scheme.title} cannot hold the codes of {have}")
 
     def _unquantized(self, source: Checkpoint, have: Codec, tensor: TensorMap) -> Choice:

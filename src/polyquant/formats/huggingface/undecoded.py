@@ -125,12 +125,15 @@ def declared(config: Mapping[str, Any], *, decoded: bool = False) -> str | None:
     """The name of an unsupported scheme in config.json; None if there is none. decoded: some weights were decoded."""
     top = config.get("quantization_config")
     method = top.get("quant_method") if isinstance(top, dict) else None
-    if method_of(config) is not None:
+    reader = method_of(config)
+    if reader is not None:
         rotated = method == "compressed-tensors" and isinstance(top, dict) and _rotated(top)
         if rotated or decoded:
             return "compressed-tensors with transforms" if rotated else None
     for level, key, settings, inside in _descriptions(config, 0):
-        if settings is top and (method in ("bitnet", METHOD) or method_of(config) is not None):
+        if (settings is top and (method in ("bitnet", METHOD) or reader is not None)) or (
+            reader is not None and settings is reader[1]
+        ):
             continue
         if (name := _mlx(settings) if key == _KEYS[0] else _name(settings, inside)) is not None:
             return name + (", described below the top of config.json" if level else "")

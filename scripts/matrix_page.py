@@ -6,9 +6,10 @@ PYTHONPATH=src python scripts/matrix_page.py
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
-from polyquant.analysis.matrix import PACKINGS, Matrix, matrix
+from polyquant.analysis.matrix import FLOAT_PACKINGS, PACKINGS, Matrix, Pair, matrix
 from polyquant.codecs.keeping import Fate
 
 __all__ = ["page"]
@@ -40,20 +41,21 @@ _WHY = """
 
 def page() -> str:
     """The page."""
-    found = matrix()
-    return _TOP + _table(found) + _WHY + _reasons(found)
+    integers, floats = matrix(), matrix(FLOAT_PACKINGS)
+    tables = f"## Integers\n\n{_table(integers, PACKINGS)}\n## Small floats\n\n{_table(floats, FLOAT_PACKINGS)}"
+    return _TOP + tables + _WHY + _reasons([*integers, *floats])
 
 
-def _table(found: Matrix) -> str:
-    head = "| from \\ to | " + " | ".join(str(i + 1) for i in range(len(PACKINGS))) + " |\n"
-    lines = [head, "|---|" + ":-:|" * len(PACKINGS) + "\n"]
-    for i, have in enumerate(PACKINGS):
-        cells = found[i * len(PACKINGS) : (i + 1) * len(PACKINGS)]
+def _table(found: Matrix, names: Sequence[str]) -> str:
+    head = "| from \\ to | " + " | ".join(str(i + 1) for i in range(len(names))) + " |\n"
+    lines = [head, "|---|" + ":-:|" * len(names) + "\n"]
+    for i, have in enumerate(names):
+        cells = found[i * len(names) : (i + 1) * len(names)]
         lines.append(f"| {i + 1} `{have}` | " + " | ".join(p.symbol for p in cells) + " |\n")
     return "".join(lines)
 
 
-def _reasons(found: Matrix) -> str:
+def _reasons(found: Sequence[Pair]) -> str:
     reasons: dict[str, list[str]] = {}
     for pair in found:
         if pair.verdict.fate is Fate.IMPOSSIBLE:

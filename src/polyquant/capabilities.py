@@ -27,9 +27,9 @@ from polyquant.types import F32, Affine, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
     "Configurable", "CountsSymbols", "Cut", "CutsParts", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped",
-    "HoldsBias", "HoldsBlocks", "MayOnlyRead", "MaybeIntegers", "Opaque", "Ordered", "OwnProduct", "Packed",
-    "PacksRows", "QuantizesStored", "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WithBits",
-    "WithOffsets", "claims",
+    "HoldsAffineCodes", "HoldsBias", "HoldsBlocks", "MayNeedPeak", "MayOnlyRead", "MaybeIntegers", "Opaque", "Ordered",
+    "OwnProduct", "Packed", "PacksRows", "QuantizesStored", "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect",
+    "WithBits", "WithOffsets", "claims",
 ]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
@@ -242,6 +242,33 @@ class CutsParts(Protocol):
     @property
     def needs_peak(self) -> bool:
         """True if rows can only be quantized with the largest magnitude of the whole weight."""
+
+
+@runtime_checkable
+class HoldsAffineCodes(Protocol):
+    """Affine codes of other tools, whose tables and codes are read separately."""
+
+    @property
+    def integers(self) -> Any:
+        """What it can hold (codecs.keeping.Integers)."""
+
+    def group_tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, F32 | None, NDArray[Any] | None]:
+        """Scales, offsets and biases per group, [N, G], and the group of each column, [K], or None."""
+
+    def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> NDArray[np.int8]:
+        """Signed codes of rows [a, b), int8 [b - a, K]. Raises CodecError if a part does not fit."""
+
+
+@runtime_checkable
+class MayNeedPeak(Codec, Protocol):
+    """Quantizes rows of a weight with a scale that depends on the whole weight."""
+
+    @property
+    def needs_peak(self) -> bool:
+        """True if there is such a scale."""
+
+    def quantize(self, w: F32, *, importance: F32 | None = None, peak: float | None = None) -> Any:
+        """Quantize rows [..., K]. peak: the largest magnitude of the whole weight."""
 
 
 @runtime_checkable

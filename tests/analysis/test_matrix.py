@@ -4,14 +4,19 @@ import numpy as np
 import pytest
 
 import polyquant
-from polyquant.analysis.matrix import PACKINGS, between, matrix, traits_of
+from polyquant.analysis.matrix import FLOAT_PACKINGS, PACKINGS, between, matrix
 from polyquant.codecs.affine_forms import affine_of, recoded
+from polyquant.codecs.float_forms import refloated, unfloated
+from polyquant.codecs.float_forms import verdict as float_verdict
 from polyquant.codecs.keeping import Condition, Fate, Integers, keeps, resolved
+from polyquant.codecs.pairs import traits_of
 from polyquant.errors import CodecError
-from polyquant.types import Affine, Ternary
+from polyquant.rows import in_memory
+from polyquant.types import Affine, Ternary, Weight
 
 N, K = 64, 64
 INTEGERS = [n for n in PACKINGS if isinstance(traits_of(polyquant.codec(n)), Integers) and n not in ("w8a8", "tq2_0")]
+SHAPE = (256, 256)
 SCALES = np.concatenate([np.float16(2.0) ** np.arange(-24, 16), [65504, 1 / 3, 0.1, -0.7, -(2.0**-20), 1.0009765625]])
 
 
@@ -116,3 +121,42 @@ def test_the_matrix_has_every_ordered_pair():
     assert all(p.symbol == "=" for p in pairs if p.have == p.want)
     assert {"from", "to", "fate", "conditions", "why"} == set(pairs.rows()[0])
     assert all(issubclass(polyquant.codec(n).form, Ternary) for n in PACKINGS if n == "tq2_0")
+
+
+def float_weight(codec, kind):
+    """Quantized weights; kind "powers": scales that are powers of two, and a scale of the tensor of 1."""
+    rng = np.random.default_rng([len(codec.name), len(kind)])
+    w = rng.standard_normal(SHAPE).astype(np.float32) * np.exp(rng.normal(size=(256, 1))).astype(np.float32)
+    if kind == "powers":
+        w = (rng.choice([0.5, 1, 2, 4, 6], SHAPE) * rng.choice([-1, 1], SHAPE)).astype(np.float32)
+        w[:, ::16] = 6
+    parts = codec.pack(codec.quantize(w))
+    return Weight("w", SHAPE, codec, in_memory(parts))
+
+
+@pytest.mark.parametrize("have", FLOAT_PACKINGS)
+@pytest.mark.parametrize("kind", ["random", "powers"])
+def test_cells_of_small_floats(have, kind):
+    weight = float_weight(polyquant.codec(have), kind)
+    floats = weight.dequantize()
+    for target in map(polyquant.codec, FLOAT_PACKINGS):
+        found = float_verdict(weight, target)
+        assert found is not None
+        if target.name == have or not getattr(target, "writable", True):
+            continue
+        if found.fate is not Fate.IMPOSSIBLE:
+            assert between(have, target.name).fate is Fate.EXACT  # under conditions
+        try:
+            parts = refloated(unfloated(weight.codec, weight.parts, SHAPE), target)
+        except CodecError:
+            assert found.fate is Fate.IMPOSSIBLE, f"{have} to {target}, {kind}: {found}"
+            continue
+        back = target.dequantize(parts, SHAPE)
+        if found.fate is Fate.EXACT:
+            scaled = traits_of(weight.codec).tensor or traits_of(target).tensor
+            # the scale of the tensor multiplies, or divides, in another order: the last bit of a float32
+            np.testing.assert_allclose(
+                back, floats, rtol=2.5e-7 if scaled else 0, err_msg=f"{have} to {target}, {kind}"
+            )
+        elif found.fate is Fate.ROUNDED:
+            np.testing.assert_allclose(back, floats, rtol=0.01)

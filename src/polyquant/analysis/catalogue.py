@@ -18,12 +18,13 @@ from polyquant.options import options_of
 from polyquant.recipes.reading import builtin_recipes
 from polyquant.recipes.recipe import Facts, Recipe
 from polyquant.tables import Listing
-from polyquant.types import Affine, Blocks, Codec, Floats, Form, Ternary, TrellisCodes
+from polyquant.types import Affine, Blocks, Codec, Floats, Form, ScaledFloats, Ternary, TrellisCodes
 
 __all__ = ["CodecInfo", "Codecs", "FormatInfo", "Formats", "RecipeInfo", "Recipes", "codecs", "formats", "recipes"]
 
 FORMS: Mapping[type[Form], str] = {
     Floats: "floats", Ternary: "ternary", Affine: "affine", Blocks: "blocks", TrellisCodes: "trellis",
+    ScaledFloats: "scaled floats",
 }  # fmt: skip
 _ABOUT = {
     "plain": "unquantized values of one dtype",
@@ -88,10 +89,10 @@ class _Named(Listing[T]):
 class CodecInfo:
     """One codec.
 
-    form: "floats", "ternary", "affine", "blocks" or "trellis"; codecs of one form (blocks: of one codec) transcode
-    without loss. bpw: bits per weight of a matrix [4096, 4096], including scales; None if it depends on the model.
-    block: weights along a row that share a scale or must divide it. quantizes: False if read-only. read_by, written_by:
-    format names.
+    form: "floats", "ternary", "affine", "blocks", "scaled floats" or "trellis"; `polyquant formats --matrix` tells
+    which codecs keep the codes of which. bpw: bits per weight of a matrix [4096, 4096], including scales; None if it
+    depends on the model. block: weights along a row that share a scale or must divide it. quantizes: False if
+    read-only. read_by, written_by: format names.
     """
 
     name: str

@@ -7,28 +7,30 @@ that differ only in their group; groups of 32 show what blocks of ggml can hold.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from polyquant import registry
-from polyquant.codecs.affine_forms import integers_of
-from polyquant.codecs.keeping import ROUNDABLE, Fate, HoldsFloats, Integers, Traits, Verdict, keeps
+from polyquant.codecs.keeping import ROUNDABLE, Fate, Verdict
+from polyquant.codecs.pairs import traits_of, verdict_between
 from polyquant.errors import UnsupportedError
 from polyquant.tables import Listing, Row
-from polyquant.types import Codec, Ternary
 
-__all__ = ["PACKINGS", "Matrix", "Pair", "between", "matrix", "traits_of"]
+__all__ = ["FLOAT_PACKINGS", "PACKINGS", "Matrix", "Pair", "between", "matrix"]
 
 PACKINGS: tuple[str, ...] = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "tq2_0",
-    "compressed.p4.g32", "compressed.p4.g32.zpp", "compressed.p8.g32", "compressed.p8.g32.zpp", "compressed.i8",
-    "gptq.2.g32", "gptq.3.g32", "gptq.4.g32", "gptq.8.g32", "gptq.4.g32.act", "awq.4.g32",
+    "compressed.p4.g32", "compressed.p4.g32.zpp", "compressed.p8.g32", "compressed.i8",
+    "gptq.2.g32", "gptq.3.g32", "gptq.4.g32.sym", "gptq.4.g32", "gptq.8.g32.sym", "gptq.4.g32.act", "awq.4.g32",
     "mlx.2.g32", "mlx.3.g32", "mlx.4.g32", "mlx.5.g32", "mlx.6.g32", "mlx.8.g32",
-    "w4a16.g32", "w8a16.g32", "w8a16", "w8a8",
+    "w4a16.g32", "w8a16.g32", "w8a16", "w8a8", "torchao.int4.g32", "bnb.int8",
 )  # fmt: skip
-"""One codec for each packing, in the order of the table."""
-_ANY_DTYPE = frozenset({"compressed", "mlx", "w4a16", "w8a16"})
-"""First words of families whose readers take scales of any dtype: a conversion chooses that of the source."""
+"""One codec for each packing of integers, in the order of the table."""
+FLOAT_PACKINGS: tuple[str, ...] = (
+    "mxfp4", "hf_mxfp4", "mlx.mxfp4", "nvfp4", "nvfp4.scaled", "hf_nvfp4", "hf_nvfp4.div", "mlx.nvfp4",
+    "hf_mxfp8", "mlx.mxfp8", "fp8.e4m3", "fp8.e4m3.tensor", "fp8.e4m3.b128", "fp8.e4m3.b128.inv.f32",
+    "fp8.e4m3.b128.inv.e8m0", "fp8.e5m2",
+)  # fmt: skip
+"""The same for small floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,6 @@ class Matrix(Listing[Pair]):
         ]  # fmt: skip
 
 
-def traits_of(codec: Codec) -> Traits | None:
-    """What a codec of integers or small floats holds; None for all others."""
-    return codec.floats if isinstance(codec, HoldsFloats) else integers_of(codec)
-
-
 def between(have: str, want: str) -> Verdict:
     """What happens to the codes of codec `have` in codec `want`, with scales of the dtype that suits them best where
     the readers of `want` take any.
@@ -82,22 +79,11 @@ def between(have: str, want: str) -> Verdict:
     Raises UnknownNameError; UnsupportedError for codecs whose codes no other codec shares.
     """
     both = [registry.codec(name) for name in (have, want)]
-    for name, codec in zip((have, want), both, strict=True):
-        if traits_of(codec) is None:
-            raise UnsupportedError(f"{name} shares its codes with no other codec", hint="polyquant formats --matrix")
-    first, second = (traits_of(codec) for codec in both)
-    assert first is not None and second is not None
-    if have == want:
-        return Verdict(Fate.EXACT, "the same bytes")
-    if all(codec.form is Ternary for codec in both):
-        return Verdict(Fate.EXACT, "ternary codes; scales that differ need a codec with as many")
-    if getattr(both[1], "writable", True) is False:
-        return Verdict(Fate.IMPOSSIBLE, f"{want} can be read, not written")
-    choices = [keeps(first, second)]
-    if want.partition(".")[0] in _ANY_DTYPE and isinstance(second, Integers):
-        dtypes: tuple[Literal["f16", "bf16", "f32"], ...] = ("f16", "bf16", "f32")
-        choices += [keeps(first, replace(second, scale=dtype)) for dtype in dtypes]
-    return min(choices, key=lambda verdict: (verdict.fate is Fate.IMPOSSIBLE, len(verdict.conditions)))
+    found = verdict_between(*both)
+    if found is None:
+        alone = have if traits_of(both[0]) is None else want
+        raise UnsupportedError(f"{alone} shares its codes with no other codec", hint="polyquant formats --matrix")
+    return found
 
 
 def matrix(names: Sequence[str] = PACKINGS) -> Matrix:

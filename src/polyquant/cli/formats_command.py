@@ -9,7 +9,7 @@ import click
 
 from polyquant.analysis.catalogue import FormatInfo
 from polyquant.analysis.catalogue import formats as listed_formats
-from polyquant.analysis.matrix import PACKINGS, matrix
+from polyquant.analysis.matrix import FLOAT_PACKINGS, PACKINGS, Matrix, matrix
 from polyquant.cli.completing import codecs as complete_codecs
 from polyquant.cli.console import as_json, json_option, show_records
 from polyquant.cli.terminal import say, width
@@ -52,30 +52,35 @@ def formats(codecs: tuple[str, ...], pairs: bool, style: str) -> None:
 
 def _show_matrix(names: Sequence[str], style: str) -> None:
     """Print a symbol per ordered pair; for few codecs also the sentences."""
-    found = matrix(names or PACKINGS)
+    tables = [matrix(names)] if names else [matrix(PACKINGS), matrix(FLOAT_PACKINGS)]
     if style == "json":
-        as_json(found.rows())
+        as_json([row for found in tables for row in found.rows()])
         return
-    shown = names or PACKINGS
+    for found in tables:
+        _show_symbols(found)
+    say("=  exact: equal codes, scales and zero points")
+    say("~  equal codes; exact if the scales fit the target's dtype, else they are rounded")
+    say("?  exact if zero points and the scale of the tensor allow, else impossible")
+    say(".  impossible without --requantize")
+    if not names or len(names) > _FEW:
+        say("")
+        say("Name a few codecs for the reasons: polyquant formats --matrix q4_0 gptq.4.g32 awq.4.g32")
+        return
+    say("")
+    for pair in tables[0]:
+        if pair.have != pair.want:
+            for text in _wrapped(f"{pair.have} to {pair.want}: {pair.verdict}"):
+                say(text)
+
+
+def _show_symbols(found: Matrix) -> None:
+    shown = list(dict.fromkeys(pair.have for pair in found))
     longest = max(map(len, shown))
     say(" " * longest + "   to " + " ".join(f"{i % 10}" for i in range(1, len(shown) + 1)))
     for i, have in enumerate(shown):
         line = found[i * len(shown) : (i + 1) * len(shown)]
         say(f"{have:{longest}} {i + 1:4} " + " ".join(pair.symbol for pair in line))
     say("")
-    say("=  exact: equal codes, scales and zero points")
-    say("~  equal codes; exact if the scales fit the target's dtype, else they are rounded")
-    say("?  exact if the zero points allow, else impossible")
-    say(".  impossible without --requantize")
-    if len(shown) > _FEW:
-        say("")
-        say("Name a few codecs for the reasons: polyquant formats --matrix q4_0 gptq.4.g32 awq.4.g32")
-    if len(shown) <= _FEW:
-        say("")
-        for pair in found:
-            if pair.have != pair.want:
-                for text in _wrapped(f"{pair.have} to {pair.want}: {pair.verdict}"):
-                    say(text)
 
 
 def _codecs_of(every: Sequence[FormatInfo]) -> Iterator[str]:

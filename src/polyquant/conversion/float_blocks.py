@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from polyquant.capabilities import CutsParts
-from polyquant.codecs.float_codec import FloatCodec, decoded_floats, factors
+from polyquant.capabilities import CutsParts, MayNeedPeak, claims
+from polyquant.codecs.float_codec import decoded_floats, factors
 from polyquant.codecs.float_forms import RowsOf, moved, refloated, scales_of, unfloated
 from polyquant.conversion.steps import Plan
 from polyquant.formats.steps import Piece, Step, shared_importance
@@ -43,7 +43,7 @@ def row_blocks(plan: Plan, step: Step, weight: Weight, *, measure: bool) -> Iter
     kept = step.action in (Action.COPY, Action.TRANSCODE)
     importance = shared_importance(plan.importance.get(step.map.target))
     peak = None
-    if not kept and isinstance(target, FloatCodec) and target.needs_peak:
+    if not kept and claims(target, MayNeedPeak) and target.needs_peak:  # type: ignore[type-abstract]
         peak = max((_peak(weight, slice(a, min(n, a + size)), k) for a in range(0, n, size)), default=0.0)
     for a in range(0, max(1, n), size):
         rows = slice(a, min(n, a + size))
@@ -69,9 +69,11 @@ def _peak(weight: Weight, rows: slice, k: int) -> float:
 def _quantized(target: Codec, w: F32, importance: F32 | None, peak: float | None) -> Parts:
     if target.form is Floats:
         return target.pack(Floats(w))
-    if isinstance(target, FloatCodec):
-        return target.pack(target.quantize(w, importance=importance, peak=peak))
-    return target.pack(target.quantize(w, importance=importance))
+    if claims(target, MayNeedPeak):  # type: ignore[type-abstract]
+        codes = target.quantize(w, importance=importance, peak=peak)
+    else:
+        codes = target.quantize(w, importance=importance)
+    return target.pack(codes)
 
 
 def _offsets(target: Codec, made: Parts, start: int) -> dict[str, int] | None:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.capabilities import PacksRows, claims
-from polyquant.codecs.affine_codec import AffineCodec, decoded_rows
+from polyquant.capabilities import HoldsAffineCodes, PacksRows, claims
+from polyquant.codecs.affine_codec import decoded_rows
 from polyquant.codecs.affine_forms import affine_of, block_codes, cut_at, recoded, reordered
 from polyquant.errors import CodecError
 from polyquant.formats.steps import TILE_WEIGHTS, Piece, Step
@@ -126,7 +126,8 @@ class _Side:
         """Parts of rows from `first` on, of this shape. Raises CodecError if a part does not fit."""
         self.codec, self.parts, self.shape, self.first = codec, parts, shape, first
         self.bits = getattr(codec, "bits", 0)
-        self._tables = codec.group_tables(parts, shape) if isinstance(codec, AffineCodec) else None
+        self._affine = codec if claims(codec, HoldsAffineCodes) else None  # type: ignore[type-abstract]
+        self._tables = None if self._affine is None else self._affine.group_tables(parts, shape)
         self._codes: Affine | None = None
 
     @classmethod
@@ -146,16 +147,16 @@ class _Side:
     def codes(self, wanted: Index) -> Affine:
         """Codes of these rows of the weight, in this order."""
         local, ordered = wanted - self.first, _ascending(wanted)
-        if isinstance(self.codec, AffineCodec) and self._tables is not None:
+        if self._affine is not None and self._tables is not None:
             scale, offset, bias, index = self._tables
             spans = [slice(int(local[0]), int(local[-1]) + 1)] if ordered else _spans(local, self.shape[0])
-            pieces = [self.codec.codes_of(self.parts, self.shape, s) for s in spans]
+            pieces = [self._affine.codes_of(self.parts, self.shape, s) for s in spans]
             codes = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             if not ordered:
                 codes = codes[_within(local, spans)]
             chosen: Any = spans[0] if ordered else local
             kept_bias = None if bias is None else bias[chosen]
-            return Affine(self.codec.integers.bits, codes, scale[chosen], offset[chosen], bias=kept_bias, index=index)
+            return Affine(self._affine.integers.bits, codes, scale[chosen], offset[chosen], bias=kept_bias, index=index)
         picked = block_codes(self.codec, self.parts, local if not ordered else slice(int(local[0]), int(local[-1]) + 1))
         if picked is not None:
             return picked
@@ -166,7 +167,7 @@ class _Side:
 
     def floats(self, wanted: Index) -> F32:
         """The weights of these rows, float32 [rows, columns]."""
-        if isinstance(self.codec, AffineCodec):
+        if self._affine is not None:
             return values_of(self.codes(wanted))
         local = wanted - self.first
         if self.codec.row_sliced:

@@ -182,10 +182,10 @@ def test_compressed_tensors_int8(tmp_path, inputs, name):
     assert not checkpoint.notes
 
 
-def test_static_input_scales_are_dropped_with_a_note(tmp_path):
+def test_static_input_scales_of_another_dtype_are_dropped_with_a_note(tmp_path):
     codes, _, scales = packers.some_codes(2, 20, 30, 1, 8)
     tensors = {f"{UP}.weight": (codes - 128).astype(np.int8), f"{UP}.weight_scale": scales}
-    tensors |= {f"{UP}.input_scale": np.ones(1, np.float32), f"{UP}.input_zero_point": np.zeros(1, np.int8)}
+    tensors |= {f"{UP}.input_scale": np.ones(1, np.float16), f"{UP}.input_zero_point": np.zeros(1, np.int8)}
     said = compressed("int-quantized", num_bits=8, type="int", dynamic=False)
     checkpoint = hf.open(folder(tmp_path / "m", tensors, said))
     assert {n: w.codec.name for n, w in checkpoint.items()} == {f"{UP}.weight": "compressed.i8.f32"}

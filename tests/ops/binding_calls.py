@@ -196,7 +196,21 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "affine": [
         lambda: (i8(6, 64), f32(6, 2), Maybe(f32(6, 2)), "floats", 0.1, 3.0, Maybe(f32(6)), Maybe(whole(np.int32, 6)))
     ],
-    "affine_decode": [lambda: (i8(6, 64), f32(6, 2), f32(6, 2), f32(6, 64))],
+    "pack_blocks": [
+        lambda: (u8(6, 32), whole(np.uint16, 6, 1), u8(6, 18), 4, 8),
+        lambda: (u8(6, 32), whole(np.uint16, 6, 2), u8(6, 24), 5, 0),
+    ],
+    "pack_codes": [lambda: (u8(3, 37), u8(3, 16), 3, 4), lambda: (u8(3, 37), u8(3, 19), 4, 0)],
+    "pack_columns": [lambda: (u8(5, 64), whole(np.uint32, 8, 5), 4, 8)],
+    "pack_interleaved": [lambda: (u8(16, 5), whole(np.uint32, 5, 2), 8)],
+    "unpack_blocks": [
+        lambda: (u8(6, 18), u8(6, 32), whole(np.uint16, 6, 1), 4, 8),
+        lambda: (u8(6, 24), u8(6, 32), whole(np.uint16, 6, 2), 5, 0),
+    ],
+    "unpack_codes": [lambda: (u8(3, 16), u8(3, 37), 3, 4), lambda: (u8(3, 19), u8(3, 37), 4, 0)],
+    "unpack_columns": [lambda: (whole(np.uint32, 8, 5), u8(5, 64), 4, 8)],
+    "unpack_interleaved": [lambda: (whole(np.uint32, 5, 2), u8(16, 5), 8)],
+    "affine_decode": [lambda: (i8(6, 64), f32(6, 2), f32(6, 2), f32(6, 64), Maybe(f32(6, 2)))],
     "affine_encode": [lambda: (f32(6, 64), f32(6, 2), f32(6, 2), i8(6, 64), 4, False)],
     "affine_grid": [lambda: (f32(6, 64), f32(6, 2), f32(6, 2), 8, False)],
     "affine_quantize": [lambda: ("bf16", u8(6 * 64 * 2, most=63), i8(6, 64), f32(6, 2), f32(6, 2), 8, True, True)],

@@ -6,7 +6,8 @@ import pytest
 from polyquant.codecs.affine_codec import decoded_rows
 from polyquant.codecs.keeping import Integers
 from polyquant.ops.native import engine
-from polyquant.quantizers.grouped import quantize, quantize_for
+from polyquant.quantizers.grouped import quantize
+from polyquant.quantizers.grouped_inputs import quantize_for
 
 TRAITS = [
     Integers(4, 32, "f16"), Integers(4, 128, "bf16", "integer"), Integers(4, 64, "bf16", "bias"),

@@ -46,7 +46,7 @@ FLOAT_TYPES: dict[str, np.dtype[Any]] = {
 """Scale dtype in a codec's name -> numpy dtype."""
 _KINDS: dict[int, grouped.Kind] = {2: "2", 3: "3", 4: "4", 5: "5", 6: "6", 8: "8"}
 _SEARCH = Search("polyquant.quantizers.grouped:quantize")
-_SEARCH_FOR = Search("polyquant.quantizers.grouped:quantize_for")
+_SEARCH_FOR = Search("polyquant.quantizers.grouped_inputs:quantize_for")
 
 
 @dataclass(frozen=True, slots=True)

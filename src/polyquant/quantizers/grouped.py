@@ -6,8 +6,7 @@
 
 The grid of a group is the best of several that clip its range (CLIPS), with biases also of MLX's own, by the squared
 error weighted with the columns' importance; then the scale (and m) that least squares gives for the chosen codes, if it
-is better. Scales and biases are judged as they are stored. With a Hessian columns are rounded from left to right, and
-each compensates the errors of those before it (quantizers/gptq.py, Frantar et al. 2023).
+is better. Scales and biases are judged as they are stored. With the inputs of a layer: quantizers/grouped_inputs.py.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ from numpy.typing import NDArray
 
 from polyquant.codecs.affine_codec import FLOAT_TYPES
 from polyquant.codecs.keeping import Integers
-from polyquant.errors import CodecError
-from polyquant.ops import exact, native
-from polyquant.quantizers.gptq import compensation
+from polyquant.ops import native
 from polyquant.types import F32, I8, Affine
 
-__all__ = ["CLIPS", "quantize", "quantize_for"]
+__all__ = ["CLIPS", "limits", "quantize", "stored", "summed"]
 
 CLIPS = {
     7: (1.0, 0.9961, 0.98, 0.95),
@@ -38,8 +35,6 @@ exact position of the scale matters. Of symmetric codes they shorten the range t
 """
 _CHUNK = 1 << 20
 _LANES = 16
-_BLOCK = 128
-"""Columns per block: compensated one by one inside it, all at once beyond it."""
 
 
 class _Grid(NamedTuple):
@@ -65,7 +60,7 @@ def quantize(traits: Integers, w: F32, importance: F32 | None = None) -> Affine:
     groups = k // traits.group if traits.group else 1
     if not w.size:
         empty = np.zeros((n, groups), np.float32)
-        return _affine(traits, np.zeros((n, k), np.int8), _Grid(empty, empty + _limits(traits)[0], empty))
+        return _affine(traits, np.zeros((n, k), np.int8), _Grid(empty, empty + limits(traits)[0], empty))
     weights = np.ones(k, np.float32) if importance is None else importance
     step = max(1, _CHUNK // max(1, k))
     codes = np.empty((n, k), np.int8)
@@ -77,35 +72,12 @@ def quantize(traits: Integers, w: F32, importance: F32 | None = None) -> Affine:
     return _affine(traits, codes, _Grid(*(np.concatenate(tables) for tables in zip(*grids, strict=True))))
 
 
-def quantize_for(traits: Integers, w: F32, hessian: F32 | None) -> Affine:
-    """Quantize w [N, K] with the least error on the inputs of its layer. hessian: mean of x x^T, [K, K].
-
-    Without a usable Hessian the diagonal of it weights the columns. Raises CodecError for one of another size.
-    """
-    n, k = w.shape
-    if hessian is not None and hessian.shape != (k, k):
-        raise CodecError("the Hessian does not fit the weight", expected=f"[{k}, {k}]", found=list(hessian.shape))
-    diagonal, factor = compensation(hessian, k)
-    if factor is None or traits.tensor:
-        return quantize(traits, w, diagonal)
-    group, work = traits.group or k, w.copy()
-    codes, grids = np.empty((n, k), np.int8), []
-    for start in range(0, k, group):
-        part = slice(start, start + group)
-        grid, _ = _searched(traits, work[:, None, part], diagonal[None, part])
-        grids.append(grid)
-        for a in range(start, start + group, _BLOCK):
-            b = min(a + _BLOCK, start + group)
-            error = _block(traits, w[:, a:b], work[:, a:b], factor[a:b, a:b], grid, codes[:, a:b])
-            work[:, b:] += exact.product(error, factor[a:b, b:])
-    return _affine(traits, codes, _Grid(*(np.concatenate(tables, 1) for tables in zip(*grids, strict=True))))
-
-
 def _affine(traits: Integers, codes: I8, grid: _Grid) -> Affine:
     return Affine(traits.bits, codes, grid.scale, grid.offset, bias=grid.bias if traits.zero == "bias" else None)
 
 
-def _limits(traits: Integers) -> tuple[int, int]:
+def limits(traits: Integers) -> tuple[int, int]:
+    """The least and the greatest code."""
     half: int = 2 ** (traits.bits - 1)
     return -half, half - 1
 
@@ -115,10 +87,10 @@ def _codes(traits: Integers, cells: F32, grid: _Grid) -> F32:
     scale, offset, bias = (table[:, :, None] for table in grid)
     with np.errstate(all="ignore"):
         q = np.rint((cells - bias) * (np.float32(1) / scale) + offset)
-    return np.asarray(np.clip(q, *_limits(traits)), np.float32)
+    return np.asarray(np.clip(q, *limits(traits)), np.float32)
 
 
-def _summed(values: F32) -> F32:
+def summed(values: F32) -> F32:
     """Sums of [N, G, g] over g, in 16 lanes and then pairwise: the same bits on every machine."""
     n, groups, size = values.shape
     lanes = np.zeros((n, groups, _LANES), np.float32)
@@ -136,7 +108,7 @@ def _error(traits: Integers, cells: F32, grid: _Grid, weights: F32) -> F32:
     scale, offset, bias = (table[:, :, None] for table in grid)
     with np.errstate(all="ignore"):
         difference = (_codes(traits, cells, grid) - offset) * scale + bias - cells
-        return _summed(difference * difference * weights)
+        return summed(difference * difference * weights)
 
 
 def _searched(traits: Integers, cells: F32, weights: F32) -> tuple[_Grid, I8]:
@@ -159,17 +131,17 @@ def _searched(traits: Integers, cells: F32, weights: F32) -> tuple[_Grid, I8]:
 
 def _search(traits: Integers, cells: F32, weights: F32, clips: tuple[float, ...]) -> _Grid:
     """Reference of the kernel grouped_search."""
-    low, high = _limits(traits)
+    low, high = limits(traits)
     first = np.inf if traits.zero == "bias" else 0
     top, bottom = cells.max(axis=2, initial=-first), cells.min(axis=2, initial=first)
     best: _Grid | None = None
     least = np.full(top.shape, np.inf, np.float32)
     for ratio in np.array(clips, np.float32).astype(np.float64):
         if traits.zero == "none":
-            scale = _stored(np.maximum(top, -bottom) * np.float32(ratio / high), traits, 1)
+            scale = stored(np.maximum(top, -bottom) * np.float32(ratio / high), traits, 1)
             grid = _Grid(scale, np.zeros_like(scale), np.zeros_like(scale))
         else:
-            scale = _stored((top - bottom) * np.float32(ratio / (high - low)), traits, 1)
+            scale = stored((top - bottom) * np.float32(ratio / (high - low)), traits, 1)
             start = (top + bottom) * np.float32(0.5) - scale * np.float32((high - low) / 2)
             grid = _Grid(scale, *_placed(traits, scale, start))
         best, least = _better(traits, cells, weights, grid, best, least)
@@ -185,22 +157,22 @@ def _of_mlx(traits: Integers, top: F32, bottom: F32) -> _Grid:
 
     Its scale is negative where that end is the largest value. Source: `affine_quantize` of github.com/ml-explore/mlx.
     """
-    low, high = _limits(traits)
+    low, high = limits(traits)
     below = np.abs(bottom) > np.abs(top)
     edge = np.where(below, bottom, top)
     step = np.maximum((top - bottom) / np.float32(high - low), np.float32(1e-7))
     step = np.where(below, step, -step)
     steps = np.rint(edge / step)
     some, one = steps != 0, np.float32(1)
-    scale = _stored(np.where(some, edge / np.where(some, steps, one), step), traits, 1)
-    return _Grid(scale, np.full_like(scale, low), _stored(np.where(some, edge, np.float32(0)), traits, 0))
+    scale = stored(np.where(some, edge / np.where(some, steps, one), step), traits, 1)
+    return _Grid(scale, np.full_like(scale, low), stored(np.where(some, edge, np.float32(0)), traits, 0))
 
 
 def _placed(traits: Integers, scale: F32, start: F32) -> tuple[F32, F32]:
     """Offset and bias of a grid whose lowest code decodes to about `start`."""
-    low, high = _limits(traits)
+    low, high = limits(traits)
     if traits.zero == "bias":
-        return np.full_like(scale, low), _stored(start, traits, 0)
+        return np.full_like(scale, low), stored(start, traits, 0)
     offset = np.clip(np.rint(low - start / scale), low, high).astype(np.float32)
     return offset, np.zeros_like(scale)
 
@@ -219,29 +191,17 @@ def _better(
 def _fitted(traits: Integers, cells: F32, weights: F32, grid: _Grid) -> _Grid:
     """The grid that least squares gives for the codes of `grid`."""
     levels = _codes(traits, cells, grid) - grid.offset[:, :, None]
-    qq, qw = (_summed(levels * x * weights) for x in (levels, cells))
+    qq, qw = (summed(levels * x * weights) for x in (levels, cells))
     with np.errstate(all="ignore"):
         if traits.zero != "bias":
-            return grid._replace(scale=_stored(qw / qq, traits, 1))
-        total, q, w = (_summed(x * weights) for x in (np.ones_like(cells), levels, cells))
-        scale = _stored((total * qw - q * w) / (total * qq - q * q), traits, 1)
-        return _Grid(scale, grid.offset, _stored((w - scale * q) / total, traits, 0))
+            return grid._replace(scale=stored(qw / qq, traits, 1))
+        total, q, w = (summed(x * weights) for x in (np.ones_like(cells), levels, cells))
+        scale = stored((total * qw - q * w) / (total * qq - q * q), traits, 1)
+        return _Grid(scale, grid.offset, stored((w - scale * q) / total, traits, 0))
 
 
-def _stored(values: NDArray[Any], traits: Integers, instead: float) -> F32:
+def stored(values: NDArray[Any], traits: Integers, instead: float) -> F32:
     """Values as stored; `instead` for NaN, infinity and (if it is not 0) for 0."""
     with np.errstate(all="ignore"):
         out = np.asarray(values, np.float32).astype(FLOAT_TYPES[traits.scale]).astype(np.float32)
     return np.where(np.isfinite(out) & ((out != 0) | (instead == 0)), out, np.float32(instead)).astype(np.float32)
-
-
-def _block(traits: Integers, w: F32, work: F32, factor: F32, grid: _Grid, codes: I8) -> F32:
-    """Round columns of work [N, B] (weights w plus compensation) into codes; return their errors w - w' [N, B]."""
-    scale, offset, bias = (table[:, 0] for table in grid)
-    columns, error = np.ascontiguousarray(work.T), np.ascontiguousarray(w.T)  # contiguous columns, for speed
-    for i, column in enumerate(columns):
-        q = np.clip(np.rint((column - bias) / scale + offset), *_limits(traits))
-        codes[:, i] = q
-        error[i] -= (q - offset) * scale + bias
-        columns[i + 1 :] += factor[i, i + 1 :, None] * error[i]
-    return error.T

@@ -74,8 +74,8 @@ class _Work:
     def of(cls, traits: Integers, w: F32, start: Affine) -> _Work:
         """The work on w [N, K], with the grids of `start`."""
         bias = None if start.bias is None else np.array(start.bias, np.float32)
-        tables = (np.array(table, np.float32) for table in (start.scale, start.offset))
-        return cls(traits, traits.group or w.shape[1], start.codes.astype(np.float32), *tables, bias)
+        scale, offset = (np.array(table, np.float32) for table in (start.scale, start.offset))
+        return cls(traits, traits.group or w.shape[1], start.codes.astype(np.float32), scale, offset, bias)
 
     def decoded(self, part: slice) -> F32:
         """The weights of the columns `part`, whole groups."""

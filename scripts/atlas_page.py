@@ -153,8 +153,9 @@ on the way from one format to another: [conversions between formats](../howto/RE
 {_formats()}
 
 Ternary layouts (I2_S, TL1, TL2, packed BitNet) occur in GGUF and in Hugging Face folders: [ternary](ternary.md).
-Forms of other tools in Hugging Face folders: [bitsandbytes](bitsandbytes.md), [HQQ](hqq.md), [torchao and
-Quark](torchao.md).
+Forms of other tools in Hugging Face folders: [compressed-tensors](compressed-tensors.md), [GPTQ and
+AWQ](gptq-awq.md), [FP8 and FP4](small-floats.md), [MLX](mlx.md), [bitsandbytes](bitsandbytes.md), [HQQ](hqq.md),
+[torchao and Quark](torchao.md). [Which codes can be kept](matrix.md).
 
 ## Maps of blocks
 

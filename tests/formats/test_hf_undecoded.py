@@ -81,7 +81,17 @@ SCHEMES = {  # name: (config, tensors, scheme, the scheme recognised from the te
     "fp8, powers of two": (said("fp8", weight_block_size=[128, 128]), POWERS, "fp8 with power-of-two scales",
         "8-bit floats with weight_scale_inv"),
 }  # fmt: skip
-DECODED = {"gpt-oss", "nf4", "llm.int8", "torchao"}  # with quantization_config at the top level of config.json
+DECODED = {
+    "gpt-oss",
+    "nf4",
+    "llm.int8",
+    "torchao",
+    "modelopt fp8",
+    "modelopt nvfp4",
+    "compressed nvfp4",
+    "compressed mxfp8",
+    "fp8, powers of two",
+}  # with quantization_config at the top level of config.json
 
 
 def folder(path, tensors, config):
@@ -165,7 +175,9 @@ def test_opening_gives_stored_arrays_but_no_values(tmp_path, name):
 def test_modelopt_has_a_separate_file(tmp_path):
     path = folder(tmp_path / "m", SCALED, {})
     (path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
-    refused(path, "modelopt FP8", "HF061")
+    assert str(open_checkpoint(path)[f"{UP}.weight"].codec) == "fp8.e4m3.tensor.f32.static"
+    (path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "W4A16_AWQ"}}))
+    refused(folder(path, parts(weight=BYTES, weight_scale=floats(64, 2)), {}), "modelopt W4A16_AWQ", "HF061")
 
 
 def test_a_named_scheme_is_refused_for_any_tensors(tmp_path):
@@ -208,9 +220,8 @@ def test_mixed_formats_of_compressed_tensors(tmp_path):
         checkpoint["a.weight"].dequantize(), (codes - 8).astype(np.float32) * np.repeat(scales, 32, 1)
     )
     groups["group_2"] = {"format": "nvfp4-pack-quantized"}
-    path = folder(tmp_path / "n", {**packed, **PACKED4}, mixed)
-    with pytest.raises(UnsupportedError, match="compressed-tensors nvfp4-pack-quantized"):
-        open_checkpoint(path)
+    checkpoint = open_checkpoint(folder(tmp_path / "n", {**packed, **PACKED4}, mixed))
+    assert str(checkpoint[f"{UP}.weight"].codec) == "hf_nvfp4.div"
 
 
 def test_scales_next_to_float_weights(tmp_path):

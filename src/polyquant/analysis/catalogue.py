@@ -23,8 +23,8 @@ from polyquant.types import Affine, Blocks, Codec, Floats, Form, ScaledFloats, T
 __all__ = ["CodecInfo", "Codecs", "FormatInfo", "Formats", "RecipeInfo", "Recipes", "codecs", "formats", "recipes"]
 
 FORMS: Mapping[type[Form], str] = {
-    Floats: "floats", Ternary: "ternary", Affine: "affine", Blocks: "blocks", TrellisCodes: "trellis",
-    ScaledFloats: "scaled floats",
+    Floats: "floats", Ternary: "ternary", Affine: "affine", Blocks: "blocks", ScaledFloats: "small floats",
+    TrellisCodes: "trellis",
 }  # fmt: skip
 _ABOUT = {
     "plain": "unquantized values of one dtype",
@@ -36,14 +36,17 @@ _ABOUT = {
     "i2_s": "bitnet.cpp: ternary weights, 2 bits each, one scale per tensor",
     "trinity": "Trinity: ternary weights in blocks of 32",
     "tl": "bitnet.cpp: ternary weights in the order of its lookup-table kernels",
-    "hf_mxfp4": "MXFP4 as gpt-oss is published: codes and scales in two tensors",
+    "ggml_nvfp4": "ggml's NVFP4 with the scale of the tensor, which GGUF stores as a tensor of its own",
+    "hf_mxfp4": "MXFP4 of Hugging Face and MLX folders: codes and scales in two tensors",
+    "hf_mxfp8": "MXFP8 of Hugging Face and MLX folders: 8-bit floats and powers of two in two tensors",
+    "hf_nvfp4": "NVFP4 of Hugging Face and MLX folders: 4-bit floats with a scale per 16 columns and one per tensor",
     "hf_bitnet": "transformers' packed BitNet linears: ternary weights, one scale per tensor",
     "trellis": "Trellis v3: trellis-coded 16 x 16 tiles with Hadamard rotation",
     "metal_marlin": "Metal Marlin's variant of Trellis: a plain grid",
     "exl3": "ExLlamaV3's trellis-coded weights",
     "gptq": "GPTQ: codes of 2 to 8 bits with a scale per group",
     "awq": "AWQ: 4-bit codes with a scale per group",
-    "fp8": "8-bit floats with scales (compressed-tensors, FBGEMM, DeepSeek)",
+    "fp8": "8-bit floats with scales (compressed-tensors, FBGEMM, DeepSeek, ModelOpt)",
     "bitsandbytes": "bitsandbytes: 4-bit codes of a table (NF4, FP4) with an absmax per block, or int8 rows",
     "hqq": "HQQ: codes of 1 to 8 bits with a scale and a fractional zero point per group",
     "torchao": "torchao: integer codes, one per byte, with scales",
@@ -89,7 +92,7 @@ class _Named(Listing[T]):
 class CodecInfo:
     """One codec.
 
-    form: "floats", "ternary", "affine", "blocks", "scaled floats" or "trellis"; `polyquant formats --matrix` tells
+    form: "floats", "ternary", "affine", "blocks", "small floats" or "trellis"; `polyquant formats --matrix` tells
     which codecs keep the codes of which. bpw: bits per weight of a matrix [4096, 4096], including scales; None if it
     depends on the model. block: weights along a row that share a scale or must divide it. quantizes: False if
     read-only. read_by, written_by: format names.

@@ -18,8 +18,9 @@ from polyquant.codecs.arguments import column_weights, exact_part, finite, of_fo
 from polyquant.codecs.keeping import SmallFloats
 from polyquant.errors import CodecError
 from polyquant.ops import small_floats
+from polyquant.ops.matmul import round_activations
 from polyquant.registry import Search
-from polyquant.types import F32, U8, ArraySpec, Parts, ScaledFloats, Shape, as_matrix
+from polyquant.types import F32, U8, ArraySpec, Parts, Rounding, ScaledFloats, Shape, as_matrix
 
 __all__ = [
     "FloatCodec", "codes_form", "cut", "decoded_floats", "factors", "paired_codes", "stored_scalar", "stored_scales",
@@ -92,11 +93,12 @@ class FloatCodec(ABC):
 
     def unpack(self, parts: Parts, shape: Shape) -> ScaledFloats:
         """Unpack parts to codes. Raises CodecError if a part does not fit."""
-        return self.unpack_rows(parts, shape, slice(0, as_matrix(shape)[0]))
+        return self.unpack_rows(parts, shape, slice(None))
 
     def unpack_rows(self, parts: Parts, shape: Shape, rows: slice) -> ScaledFloats:
         """Unpack rows [a, b) of complete parts. Raises CodecError if a part does not fit."""
-        start, stop, _ = rows.indices(as_matrix(shape)[0])
+        self.specs(shape)
+        start, stop, _ = rows.indices(max(0, as_matrix(shape)[0]))
         return cut(replace(self.tables(parts, shape), codes=self.codes_of(parts, shape, rows)), start, stop)
 
     def unpack_paired(self, parts: Parts, shape: Shape) -> ScaledFloats | None:
@@ -120,7 +122,8 @@ class FloatCodec(ABC):
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K], or only `rows` of it; the parts are always complete."""
-        start, stop, _ = (slice(None) if rows is None else rows).indices(as_matrix(shape)[0])
+        self.specs(shape)
+        start, stop, _ = (slice(None) if rows is None else rows).indices(max(0, as_matrix(shape)[0]))
         codes = self.unpack_rows(parts, shape, slice(start, stop))
         return decoded_floats(codes, output(out, shape if rows is None else codes.codes.shape))
 
@@ -129,10 +132,10 @@ class FloatCodec(ABC):
         """True: `dequantize(rows=...)` unpacks only these rows."""
         return True
 
-    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: str) -> F32:
-        """x [T, K] -> [T, N] in float32; inputs are not quantized. Raises CodecError if a part does not fit."""
-        del rounding
-        return x @ self.dequantize(parts, shape).T
+    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: Rounding) -> F32:
+        """Reference of `packed`: x [T, K] -> [T, N]; with 8-bit floats, inputs are not quantized. Raises CodecError."""
+        seen = round_activations(x, rounding) if self.floats.element == "e2m1" else x
+        return np.asarray(seen @ self.dequantize(parts, shape).T, np.float32)
 
     def _rows(self, shape: Shape, group: int) -> tuple[int, int]:
         """Rows and K of a weight of any rank. Raises CodecError if K is not a multiple of the group."""

@@ -35,6 +35,8 @@ def quantize(want: SmallFloats, w: F32, importance: F32 | None = None, peak: flo
     """
     k = w.shape[1]
     high, wide = want.block
+    if not w.size:
+        return _empty(want, w)
     group = wide or max(1, k)
     top = small_floats.amax(w, group)
     peak = float(top.max(initial=0)) if peak is None else peak
@@ -49,6 +51,17 @@ def quantize(want: SmallFloats, w: F32, importance: F32 | None = None, peak: flo
     codes = small_floats.encode(w, want.element, _by_rows(chosen, high, len(w)), group)
     table = np.take_along_axis(stored, best[:, :, None], 2)[:, :, 0]
     return ScaledFloats(want.element, codes, want.scale, table, want.block, 0, tensor, want.tensor == "divides")
+
+
+def _empty(want: SmallFloats, w: F32) -> ScaledFloats:
+    """Codes of a weight without values: scales of 1."""
+    shape = [1 if not size else -(-count // size) for count, size in zip(w.shape, want.block, strict=True)]
+    one = {"e8m0": np.uint8(127), "e4m3": np.uint8(0x38)}.get(want.scale, np.float32(1))
+    tensor = np.ones(1, np.float32) if want.tensor else None
+    table = np.full(shape, one)
+    return ScaledFloats(
+        want.element, np.empty(w.shape, np.uint8), want.scale, table, want.block, 0, tensor, want.tensor == "divides"
+    )
 
 
 def _tensor_scale(want: SmallFloats, peak: float) -> F32:

@@ -42,7 +42,7 @@ def weight_of(
     if part is None:
         require(module, "weight", tensors, 2)
         raise InputError("quantized weight lacks its scale", tensor=module, expected=" or ".join(_SCALES))
-    if tensors[f"{module}.{part}"].dtype == "U8":
+    if tensors[f"{module}.{part}"].dtype == "U8" and part == "weight_scale":
         weight = mxfp8_weight(module, tensors)
     else:
         weight = fp8_weight(module, tensors, part, block_of(settings), blocks=part == "weight_scale_inv")

@@ -74,6 +74,8 @@ def method_of(config: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]] | N
         return mlx, described
     settings = config.get("quantization_config")
     method = settings.get("quant_method") if isinstance(settings, dict) else None
+    if method == "modelopt" and not ((settings or {}).get("quant_algo") or (settings or {}).get("config_groups")):
+        return None  # only the KV cache is quantized
     known: dict[str, Method] = {
         "gptq": gptq, "awq": awq, "compressed-tensors": compressed, "fp8": fp8, "fbgemm_fp8": fp8, mxfp4.METHOD: mxfp4,
         "bitsandbytes": bitsandbytes, "hqq": hqq, "torchao": torchao, "quark": quark,

@@ -77,7 +77,7 @@ def fp8_weight(
     """
     n, k = require(module, "weight", tensors, 2).shape
     scale = tensors[f"{module}.{word}"]
-    powers = scale.dtype == "F8_E8M0"
+    powers = scale.dtype in ("F8_E8M0", "U8")
     dtype = "e8m0" if powers else float_word(module, word, scale)
     single, rows = scale.shape in ((), (1,)), scale.shape in ((n, 1), (n,))
     static = "input_scale" if _fits_inputs(tensors.get(f"{module}.input_scale"), dtype) else ""
@@ -91,7 +91,11 @@ def fp8_weight(
         tensor = single and (n != 1 or scale.shape == ())
         codec = FP8(kind, 0, tensor, word == "weight_scale_inv", dtype, bool(static))
         shapes = ((), (1,)) if tensor else ((n, 1), (n,))
-    parts = {"weight": _Found("weight"), codec.scale: _Found(word, shapes), "input_scale": _Found(static, ((), (1,)))}
+    parts = {
+        "weight": _Found("weight"),
+        codec.scale: _Found(word, shapes, scale.dtype if powers else None),
+        "input_scale": _Found(static, ((), (1,))),
+    }
     return placed(module, (n, k), codec, tensors, parts)
 
 

@@ -133,7 +133,7 @@ def _stored_bits(settings: Mapping[str, Any]) -> int:
 
 def _static(module: str, scale: Described, tensors: Mapping[str, Described]) -> str:
     """The word in codec names for the input quantization that this weight stores."""
-    inputs, zero = (tensors.get(f"{module}.{part}") for part in _GRID)
+    inputs, zero = (tensors.get(f"{module}.{part}") for part in ("input_scale", "input_zero_point"))
     if inputs is None or inputs.shape != (1,) or inputs.dtype != scale.dtype:
         return ""
     if zero is None:

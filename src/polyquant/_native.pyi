@@ -89,6 +89,18 @@ def split_fp4(blocks: U8, pairs: U8, scales: U8, size: int, together: int) -> No
 def affine_quantize(
     source: str, data: U8, codes: I8, scale: F32, offset: F32, bits: int, symmetric: bool, measure: bool
 ) -> tuple[float, float, float, float, float] | None: ...
+def grouped_search(
+    w: F32,
+    weights: F32,
+    codes: I8,
+    scale: F32,
+    offset: F32,
+    bias: F32 | None,
+    bits: int,
+    zero: str,
+    type: str,
+    clips: Sequence[float],
+) -> None: ...
 def rms_norm(x: F32, weight: F32, out: F32, eps: float) -> None: ...
 def layer_norm(x: F32, weight: F32, bias: F32 | None, out: F32, eps: float) -> None: ...
 def rotate(x: F32, cos: F32, sin: F32, out: F32, interleaved: bool) -> None: ...

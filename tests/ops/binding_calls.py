@@ -196,6 +196,32 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "affine": [
         lambda: (i8(6, 64), f32(6, 2), Maybe(f32(6, 2)), "floats", 0.1, 3.0, Maybe(f32(6)), Maybe(whole(np.int32, 6)))
     ],
+    "grouped_search": [
+        lambda: (
+            f32(6, 64),
+            whole(np.float32, 64),
+            i8(6, 64),
+            f32(6, 2),
+            f32(6, 2),
+            Maybe(f32(6, 2)),
+            4,
+            "none",
+            "f16",
+            [1.0, 0.9],
+        ),
+        lambda: (
+            f32(40, 64),
+            whole(np.float32, 64),
+            i8(40, 64),
+            f32(40, 2),
+            f32(40, 2),
+            f32(40, 2),
+            3,
+            "bias",
+            "bf16",
+            [1.0],
+        ),
+    ],
     "pack_blocks": [
         lambda: (u8(6, 32), whole(np.uint16, 6, 1), u8(6, 18), 4, 8),
         lambda: (u8(6, 32), whole(np.uint16, 6, 2), u8(6, 24), 5, 0),

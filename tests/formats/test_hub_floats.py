@@ -10,11 +10,15 @@ import pytest
 
 import hub_vectors
 import polyquant
+from polyquant.codecs.float_codec import factors
+from polyquant.codecs.float_forms import refloated, unfloated
 from polyquant.errors import InputError, PlanError, PolyquantError
 from polyquant.ops import small_floats as sf
+from polyquant.rows import in_memory
 from polyquant.runtime.load import load
 from polyquant.storage import safetensors
 from polyquant.storage.source import Source
+from polyquant.types import Weight
 
 GOLDEN = hub_vectors.hashes("floats")
 SCHEMES = {"ct": "compressed-tensors", "fp8": "fp8", "modelopt": "modelopt", "gptoss": "mxfp4"}
@@ -37,9 +41,6 @@ def weight_named(checkpoint, name):
 
 def codes_of(weight):
     """Codes, and scales as numbers with that of the tensor, of a weight in any packing."""
-    from polyquant.codecs.float_codec import factors
-    from polyquant.codecs.float_forms import unfloated
-
     codes = unfloated(weight.codec, dict(weight.parts), weight.shape)
     return sf.nibbles(codes.codes) if codes.paired else codes.codes, factors(codes)
 
@@ -114,6 +115,34 @@ def test_logits(case):
     tokens, want = hub_vectors.logits(case)
     got = load(hub_vectors.folder(case), activations="float").logits(tokens.tolist())
     assert np.abs(got - want).max() < 0.02 * np.abs(want).max()  # the library rounds the weights to bfloat16
+
+
+def test_float_experts_become_mxfp4(tmp_path):
+    source, floats, out = hub_vectors.folder("gptoss-mxfp4"), tmp_path / "bf16", tmp_path / "out"
+    polyquant.convert(source, floats, to="hf", codec="bf16")
+    polyquant.convert(floats, out, to="mxfp4", codec="hf_mxfp4")
+    ours, theirs = stored(out), stored(source)
+    assert {n: t[:2] for n, t in ours.items()} == {n: t[:2] for n, t in theirs.items()}
+    assert json.loads((out / "config.json").read_text())["quantization_config"]["quant_method"] == "mxfp4"
+    for name in (n for n in theirs if n.endswith("_blocks")):
+        np.testing.assert_array_equal(polyquant.open(out)[name].dequantize(), polyquant.open(source)[name].dequantize())
+
+
+@pytest.mark.parametrize("case", ["modelopt-nvfp4-a16", "ct-nvfp4a16", "ct-mxfp4a16"])
+def test_gguf_and_back(case, tmp_path):
+    """The codes and scale bytes, and the scale of the tensor as a tensor of its own."""
+    weight = polyquant.open(hub_vectors.folder(case))[f"{DOWN}.weight"]
+    target, gguf = polyquant.codec("mxfp4" if "mxfp4" in case else "nvfp4.scaled"), tmp_path / "a.gguf"
+    parts = refloated(unfloated(weight.codec, dict(weight.parts), weight.shape), target)
+    polyquant.save({"x.weight": Weight("x.weight", weight.shape, target, in_memory(parts))}, gguf)
+    assert set(polyquant.open(gguf)) == {"x.weight"}
+    back = polyquant.open(gguf)["x.weight"]
+    assert back.codec.name == target.name
+    for ours, theirs in zip(codes_of(back), codes_of(weight), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-7)
+    again = refloated(unfloated(back.codec, dict(back.parts), back.shape), weight.codec)
+    for part in set(again) - {"weight_scale_2"}:
+        np.testing.assert_array_equal(again[part].view(np.uint8), np.asarray(weight.parts[part]).view(np.uint8))
 
 
 # ---------------------------------------------------------------- broken folders

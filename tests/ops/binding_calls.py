@@ -242,6 +242,15 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "affine_quantize": [lambda: ("bf16", u8(6 * 64 * 2, most=63), i8(6, 64), f32(6, 2), f32(6, 2), 8, True, True)],
     "affine_row_sums": [lambda: (i8(6, 64), whole(np.int64, 6))],
     "awq_rows": [lambda: (whole(np.uint32, 24, 3), whole(np.uint32, 24, 3))],
+    "amax_groups": [lambda: (f32(6, 40), f32(6, 3), 16)],
+    "decode_small": [
+        lambda: (u8(6, 64), f32(256), f32(3, 2), f32(6, 64), 2, 32, 0),
+        lambda: (u8(6, 64), f32(256), f32(1, 1), f32(6, 64), 0, 0, 7),
+    ],
+    "encode_small": [lambda: (f32(6, 40), f32(6, 3), u8(6, 40), 16, "e4m3")],
+    "errors_small": [lambda: (f32(6, 40), f32(6, 3, 2), f32(40), f32(6, 3, 2), 16, "e2m1")],
+    "join_fp4": [lambda: (u8(6, 64), u8(6, 8), u8(6, 72), 16, 4)],
+    "split_fp4": [lambda: (u8(6, 72), u8(6, 64), u8(6, 8), 16, 4)],
     "attend": [lambda: cache(np.float32), lambda: cache(np.float16), lambda: cache(np.int8)],
     "clamped_swiglu": [
         lambda: (f32(3, 5), f32(3, 5), f32(3, 5), 1.702, 7.0),

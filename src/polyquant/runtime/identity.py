@@ -64,6 +64,7 @@ _DECODED = (
     "fp8",
     "fbgemm_fp8",
     "mxfp4",
+    "modelopt",
     "bitsandbytes",
     "hqq",
     "torchao",

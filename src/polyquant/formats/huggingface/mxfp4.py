@@ -19,7 +19,7 @@ from polyquant.codecs.keeping import Fate, keeps
 from polyquant.errors import InputError, PlanError
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read
 from polyquant.formats.huggingface.schemes import StoredTensor
-from polyquant.operations import SAME, Transpose
+from polyquant.operations import SAME, Transpose, chain
 from polyquant.types import Checkpoint, Codec, Shape, TensorMap, TensorSpec
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
 
 METHOD = "mxfp4"
 BLOCKS, SCALES = "_blocks", "_scales"
+_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 _FLOATS = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 """Modules that stay float in gpt-oss, as listed in its config.json."""
 
@@ -101,6 +102,16 @@ def _is_packed(tensor: TensorMap, source: Checkpoint) -> bool:
     return len(tensor.sources) == 1 and source[tensor.sources[0]].codec is HF_MXFP4
 
 
+def _as_blocks(tensor: TensorMap) -> TensorMap:
+    """A stack of experts X [experts, in, out] as X_blocks [experts, out, in]; other tensors are unchanged."""
+    fits = len(tensor.shape) == 3 and tensor.target.endswith(_EXPERTS) and tensor.shape[1] % 32 == 0
+    if not fits:
+        return tensor
+    stack, k, n = tensor.shape
+    op = SAME if isinstance(tensor.op, Transpose) else chain(tensor.op, Transpose())
+    return replace(tensor, target=tensor.target + BLOCKS, shape=(stack, n, k), op=op)
+
+
 class _MXFP4:
     """Writing the experts of gpt-oss as MXFP4."""
 
@@ -119,6 +130,11 @@ class _MXFP4:
     def quantizes(self, name: str, shape: Shape) -> bool:
         """Stacks of experts under the names of gpt-oss."""
         return name.endswith(BLOCKS) and len(shape) == 3
+
+    def arranged(self, tensors: tuple[TensorMap, ...], config: Mapping[str, Any]) -> tuple[TensorMap, ...]:
+        """The tensors, with the float experts of gpt-oss under the names and in the orientation of MXFP4."""
+        del config
+        return tuple(_as_blocks(tensor) for tensor in tensors)
 
     def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
         """X_blocks and X_scales. Raises PlanError for another name."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polyquant.codecs.dtypes import BY_NUMPY
-from polyquant.codecs.float_codec import FloatCodec
-from polyquant.codecs.float_forms import small_floats_of
 from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.hf_mxfp8 import HF_MXFP8
@@ -170,8 +168,3 @@ def without(tensors: Sequence[TensorSpec], names: Sequence[str]) -> list[str]:
     taken = set(names)
     matrices = (t.name.removesuffix(".weight") for t in tensors if t.name.endswith(".weight") and len(t.shape) == 2)
     return [name for name in matrices if name not in taken]
-
-
-def is_small(codec: Codec) -> bool:
-    """True for a codec of small floats."""
-    return isinstance(codec, FloatCodec) or small_floats_of(codec) is not None

@@ -54,6 +54,8 @@ _ABOUT = {
     "packs it",
     "compressed_tensors": "compressed-tensors: int8 or int4 codes with scales",
     "chatglm_int": "ChatGLM: int8 or int4 codes with a scale per row",
+    "mlx": "MLX: codes of 2 to 8 bits with a scale and a bias per group",
+    "mlx_floats": "MLX: small floats with block scales",
 }
 """Module of polyquant.codecs -> description of its codecs."""
 _BIG = (4096, 4096)

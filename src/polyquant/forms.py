@@ -87,7 +87,7 @@ class ScaledFloats:
 
     element: "e2m1", "e4m3" or "e5m2". codes: uint8 [rows, K], one float per byte; e2m1 in the lower four bits. kind:
     "e8m0" (2^(byte - 127)) or "e4m3": `scale` holds bytes, uint8; or a float dtype, "f16", "bf16" or "f32": `scale` is
-    float32. scale: [R, C], one for `block` = (rows, columns) weights, partial at the edges; 0 stands for all of them.
+    float32. scale: [R, C], one for `block` = (rows, columns) weights, partial at the edges; 0 means all of them.
     start: the first row of `codes` in the weight, so that rows of a block table are known. tensor: the scale of the
     whole tensor, float32 [1], which multiplies or `divides`; None without one. inputs: the static scale of the layer's
     inputs, float32 [1], which multiplies their codes, or `divides` as well; None without one. paired: `codes` holds two

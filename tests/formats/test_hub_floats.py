@@ -55,7 +55,7 @@ def test_values_are_those_of_the_library(case, engine):
 
 
 def without_observer(arguments):
-    """How a tensor is quantized, without how its range was measured."""
+    """Arguments of a quantization except the method that measured the range."""
     return {k: v for k, v in (arguments or {}).items() if k != "observer"}
 
 
@@ -130,7 +130,7 @@ def test_float_experts_become_mxfp4(tmp_path):
 
 @pytest.mark.parametrize("case", ["modelopt-nvfp4-a16", "ct-nvfp4a16", "ct-mxfp4a16"])
 def test_gguf_and_back(case, tmp_path):
-    """The codes and scale bytes, and the scale of the tensor as a tensor of its own."""
+    """The codes and scale bytes, and the scale of the tensor as a separate tensor."""
     weight = polyquant.open(hub_vectors.folder(case))[f"{DOWN}.weight"]
     target, gguf = polyquant.codec("mxfp4" if "mxfp4" in case else "nvfp4.scaled"), tmp_path / "a.gguf"
     parts = refloated(unfloated(weight.codec, dict(weight.parts), weight.shape), target)

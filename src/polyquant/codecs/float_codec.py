@@ -59,7 +59,7 @@ class FloatCodec(ABC):
     @property
     @abstractmethod
     def floats(self) -> SmallFloats:
-        """What the codec can hold; decides which codes are kept."""
+        """Traits of the codec, which decide which codes are kept."""
 
     @property
     @abstractmethod

@@ -40,7 +40,7 @@ _BLOCKS = {
 
 
 def small_floats_of(codec: Codec) -> SmallFloats | None:
-    """What a codec of small floats holds; None for others."""
+    """Traits of a codec of small floats; None for others."""
     if codec.name in _BLOCKS:
         return _BLOCKS[codec.name]
     return codec.floats if isinstance(codec, HoldsFloats) else None
@@ -83,7 +83,7 @@ def refloated(codes: ScaledFloats, target: Codec) -> dict[str, NDArray[Any]]:
 
 
 def verdict(weight: Weight, target: Codec) -> Verdict | None:
-    """What happens to this weight's codes in another codec, without conditions; None if one of them is not a codec of
+    """The fate of this weight's codes in another codec, without conditions; None if one of them is not a codec of
     small floats. Reads its scales where they decide.
     """
     have, want = small_floats_of(weight.codec), small_floats_of(target)
@@ -118,7 +118,7 @@ def _lines(codec: Codec) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class RowsOf(Mapping[str, NDArray[Any]]):
-    """Parts of some rows, as those of a weight of its own, read on access. rows: begin with a block of each part."""
+    """Parts of some rows, as those of a separate weight, read on access. rows: begin with a block of each part."""
 
     weight: Weight
     rows: slice

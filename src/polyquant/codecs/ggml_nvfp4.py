@@ -1,4 +1,4 @@
-"""ggml's nvfp4 with the scale of the tensor, which GGUF files of llama.cpp store as a tensor of its own.
+"""ggml's nvfp4 with the scale of the tensor, which GGUF files of llama.cpp store as a separate tensor.
 
     X.weight   nvfp4 [N, K]    blocks of 64: 4 scale bytes, 32 bytes of codes (codecs/ggml_fp4.py)
     X.scale    f32 [1]         w = nvfp4 value * scale

@@ -30,7 +30,7 @@ def _lines(codec: Codec) -> Mapping[str, int] | None:
 
 
 def _parts(weight: Weight, rows: slice) -> Parts:
-    """Parts of these rows, as those of a weight of its own."""
+    """Parts of these rows, as those of a separate weight."""
     return weight.read(rows) if _lines(weight.codec) is None else dict(RowsOf(weight, rows))
 
 
@@ -103,7 +103,7 @@ def _unchanged(before: ScaledFloats, after: ScaledFloats) -> bool:
 
 
 def moved_floats(step: Step, weight: Weight, *, measure: bool) -> Piece:
-    """Equal codes of a whole weight, whose rows may be in another order."""
+    """Equal codes of a whole weight, whose rows may be permuted."""
     op, shape = step.map.op, as_matrix(step.map.shape)
     codes = unfloated(weight.codec, weight.read(), as_matrix(weight.shape))
     if not isinstance(op, Same):

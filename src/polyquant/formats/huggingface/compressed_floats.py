@@ -133,7 +133,7 @@ def _arguments(
     bits: int, strategy: str, group: int | None = None, *, block: list[int] | None = None, scale: str | None = None,
     dynamic: bool | str = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """How a tensor is quantized, as in config.json."""
+    """The arguments of a quantization, as in config.json."""
     return {
         "actorder": None, "block_structure": block, "dynamic": dynamic, "group_size": group, "num_bits": bits,
         "observer": None if dynamic is True else "minmax", "observer_kwargs": {}, "scale_dtype": scale,

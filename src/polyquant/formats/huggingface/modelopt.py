@@ -7,7 +7,7 @@
                                X.weight_scale_2 F32 [], which multiplies [X.input_scale]           codecs/hf_nvfp4.py
     mxfp4, MXFP8               X.weight U8 or F8, X.weight_scale U8 [N, K / 32]                    codecs/hf_mxfp4.py
 
-Scales of the key and value cache (X.k_scale, X.v_scale) stay tensors of their own. Other algorithms are named but not
+Scales of the key and value cache (X.k_scale, X.v_scale) stay separate tensors. Other algorithms are named but not
 decoded.
 """
 

@@ -70,7 +70,7 @@ def fp8_weight(
 ) -> QuantizedWeight:
     """A matrix X.weight of 8-bit floats with the scales X.WORD: one, one per row, or one per block.
 
-    block: rows and columns in config.json. blocks: config.json says that there are blocks, even if there is only one.
+    block: rows and columns in config.json. blocks: config.json declares blocks, even if there is only one.
     Raises InputError.
     """
     n, k = require(module, "weight", tensors, 2).shape
@@ -144,7 +144,7 @@ def nvfp4_weight(module: str, tensors: Mapping[str, Described], codec: HFNvfp4, 
 def stored_as(tensor: TensorSpec, names: Names, shapes: Mapping[str, Shape]) -> list[StoredTensor]:
     """The parts of a weight X.weight as X.WORD. shapes: of parts whose shape in the file is another one.
 
-    Raises PlanError for a weight of another name.
+    Raises PlanError for a name without .weight.
     """
     if not tensor.name.endswith(".weight"):
         raise PlanError("only tensors named *.weight can be quantized", tensor=tensor.name, found=tensor.codec.name)

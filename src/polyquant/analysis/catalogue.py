@@ -42,7 +42,6 @@ _ABOUT = {
     "hf_nvfp4": "NVFP4 of Hugging Face and MLX folders: 4-bit floats with a scale per 16 columns and one per tensor",
     "hf_bitnet": "transformers' packed BitNet linears: ternary weights, one scale per tensor",
     "trellis": "Trellis v3: trellis-coded 16 x 16 tiles with Hadamard rotation",
-    "mlx": "MLX: codes of 2 to 8 bits with a scale and a bias per group, and its mxfp4, nvfp4 and mxfp8",
     "metal_marlin": "Metal Marlin's variant of Trellis: a plain grid",
     "exl3": "ExLlamaV3's trellis-coded weights",
     "gptq": "GPTQ: codes of 2 to 8 bits with a scale per group",

@@ -99,7 +99,8 @@ class FloatCodec(ABC):
         """Unpack rows [a, b) of complete parts. Raises CodecError if a part does not fit."""
         self.specs(shape)
         start, stop, _ = rows.indices(max(0, as_matrix(shape)[0]))
-        return cut(replace(self.tables(parts, shape), codes=self.codes_of(parts, shape, rows)), start, stop)
+        codes = self.codes_of(parts, shape, rows)  # first: the largest part shows a shape that does not fit
+        return cut(replace(self.tables(parts, shape), codes=codes), start, stop)
 
     def unpack_paired(self, parts: Parts, shape: Shape) -> ScaledFloats | None:
         """Codes with two e2m1 in a byte; None for a codec of other floats. Raises CodecError if a part does not fit."""

@@ -60,7 +60,7 @@ _SAMPLES = {
     "gguf": ("bf16", "q8_0", "q4_k"),
     "hf": ("bf16",),
     "trellis-v3": ("trellis.4.grid",),
-    "msmodelslim": ("w8a16",),
+    "msmodelslim": ("w8a16", "w8a8.dynamic"),
 }
 """Codecs of the matrices in the examples of each source."""
 

@@ -85,7 +85,7 @@ def shell_environment(command_server, tmp_path) -> dict[str, str]:
         (["quantize", "a", "b", "--rule", "*ffn*", "=", "q6"], ["q6_k"]),  # bash splits words at = and :
         (["quantize", "a", "b", "--rule", "*ffn*", "="], None),
         (["sweep", "a", "--recipes", "q4_k_m,trellis", ":"], ["2", "3", "4", "5", "6", "7", "8"]),
-        (["convert", "x", "y", "--to", "g"], ["gguf"]),
+        (["convert", "x", "y", "--to", "g"], ["gguf", "gptq"]),
     ],
 )
 def test_bash(shell_environment, words, expected):

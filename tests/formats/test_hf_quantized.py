@@ -330,17 +330,17 @@ def blocks_of_128(values, n, k):
 
 
 FP8 = {
-    "rows": (compressed("float-quantized"), "weight_scale", (200, 1), np.float32, "fp8.e4m3.f32"),
+    "rows": (compressed("float-quantized"), "weight_scale", (200, 1), np.float32, "fp8.e4m3.f32.static"),
     "one": (compressed("float-quantized"), "weight_scale", (1,), np.float16, "fp8.e4m3.tensor.f16"),
-    "scalar": (compressed("float-quantized"), "weight_scale", (), np.float32, "fp8.e4m3.tensor.f32"),
+    "scalar": (compressed("float-quantized"), "weight_scale", (), np.float32, "fp8.e4m3.tensor.f32.static"),
     "blocks": (
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
         "weight_scale_inv",
         (2, 3),
         np.float32,
-        "fp8.e4m3.b128.inv.f32",
+        "fp8.e4m3.b128.inv.f32.static",
     ),
-    "fbgemm": ({"quant_method": "fbgemm_fp8"}, "weight_scale", (200, 1), np.float32, "fp8.e4m3.f32"),
+    "fbgemm": ({"quant_method": "fbgemm_fp8"}, "weight_scale", (200, 1), np.float32, "fp8.e4m3.f32.static"),
 }
 
 

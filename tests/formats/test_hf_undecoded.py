@@ -88,6 +88,7 @@ DECODED = {
     "torchao",
     "modelopt fp8",
     "modelopt nvfp4",
+    "compressed 3-bit",
     "compressed nvfp4",
     "compressed mxfp8",
     "fp8, powers of two",

@@ -16,7 +16,8 @@ from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.conversion import plan as planning
 from polyquant.conversion import run
 from polyquant.errors import PlanError, UnsupportedError
-from polyquant.formats.msmodelslim import keep, smooth
+from polyquant.formats import smoothing
+from polyquant.formats.msmodelslim import keep
 from polyquant.formats.msmodelslim.sensitivity import Proposal
 from polyquant.operations import SAME, Matrix, Slice, chain
 from polyquant.quantizers.affine import quantize_linear
@@ -191,6 +192,6 @@ def test_a_whole_stack_stays_float_with_a_reason(source, monkeypatch):
 
 
 def test_smoothing_keeps_the_bias_of_other_layers():
-    found = smooth.Smoothing(SimpleNamespace(), "m1")
+    found = smoothing.Smoothing(SimpleNamespace(), "m1")
     bias = np.ones((3, N), np.float32)
     assert found.bias("stack", bias) is bias and found.bias("stack", None) is None

@@ -13,8 +13,8 @@ from polyquant.formats.steps import Progress
 
 SOURCE = VECTORS / "models/tiny-llama-untied/hf"
 LONG = (
-    "certify", "checksum", "compare", "convert", "evaluate", "importance", "merge", "plan", "quantize", "repair",
-    "report", "save", "validate",
+    "certify", "checksum", "compare", "convert", "evaluate", "importance", "merge", "pack", "plan", "quantize",
+    "repair", "report", "save", "validate",
 )  # fmt: skip
 
 
@@ -55,6 +55,7 @@ def calls(folder):
     yield "importance", lambda **o: pq.importance(SOURCE, folder / "i.gguf", calibration=text, windows=1, **o)
     yield "report", lambda **o: pq.report(small, against=SOURCE, **o)
     yield "repair", lambda **o: pq.repair(folder / "w8a16", folder / "repaired", dialect="ascendv1", **o)
+    yield "pack", lambda **o: pq.pack(small, name="small", oci=folder / "oci", **o)
     yield "save", lambda **o: pq.save(dict(pq.open(small)), folder / "copy.gguf", **o)
 
 

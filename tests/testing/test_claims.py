@@ -27,11 +27,13 @@ CLAIMS = {
     "trellis.3": "Configurable FitsInputs OwnProduct Packed Stackable TrellisDialect WithBits",
     "metal_marlin.4": "Configurable TrellisDialect WithBits",
     "exl3.3.mul1": "TrellisDialect WithBits",
-    "gptq.4.g128": "Grouped Ordered OwnProduct Packed WithBits WithOffsets",
-    "awq.4.g128": "Grouped OwnProduct Packed WithBits WithOffsets",
-    "compressed.p4.g128": "Grouped Ordered OwnProduct Packed WithBits WithOffsets",
-    "chatglm.4": "OwnProduct Packed WithBits WithOffsets",
-    "fp8.e4m3": "OwnProduct",
+    "gptq.4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayOnlyRead Ordered OwnProduct Packed "
+    "PacksRows WithBits",
+    "awq.4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayOnlyRead OwnProduct Packed PacksRows WithBits",
+    "compressed.p4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayOnlyRead Ordered OwnProduct Packed "
+    "PacksRows WithBits",
+    "chatglm.4": "DecodesRows FitsInputs HoldsAffineCodes MayOnlyRead OwnProduct Packed PacksRows WithBits",
+    "fp8.e4m3": "CutsParts DecodesRows MayNeedPeak OwnProduct Packed",
     "w8a16": "Configurable DecodesRows Grouped HoldsBias OwnProduct Packed WithBits WithOffsets",
 }
 

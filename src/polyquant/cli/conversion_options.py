@@ -30,7 +30,7 @@ class _TargetName(click.ParamType[str]):
     name = "FORMAT"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return f"[{'|'.join(writable())}]"
+        return "FORMAT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         names = writable()
@@ -50,8 +50,9 @@ _OPTIONS = (
     click.option(
         "--to",
         type=_TargetName(),
-        help="Target format.  [default: gguf for *.gguf; trellis-v3 with --bits or from Trellis; msmodelslim with its "
-        "codecs; else hf]",
+        help="Target: gguf, hf, trellis-v3, msmodelslim; or a scheme of Hugging Face folders: compressed-tensors, "
+        "gptq, awq, mlx, fp8, modelopt, mxfp4.  [default: gguf for *.gguf; trellis-v3 with --bits or from Trellis; "
+        "msmodelslim with its codecs; else hf]",
     ),
     click.option(
         "--codec",

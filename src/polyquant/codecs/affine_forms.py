@@ -188,8 +188,11 @@ def _tables(weight: Weight, matrix: tuple[int, int]) -> tuple[F32, F32, F32 | No
 
 def unchanged(weight: Weight, target: Codec) -> bool:
     """True if every weight keeps its value in `target`."""
-    found = verdict(weight, target)
-    return weight.codec.name == target.name or (found is not None and found.fate is Fate.EXACT)
+    if weight.codec.name == target.name:
+        return True
+    want, found = integers_of(target), verdict(weight, target)
+    derived = want is not None and want.fixed  # its scales are computed from those of inputs, and rounded
+    return not derived and found is not None and found.fate is Fate.EXACT
 
 
 def _takes(target: Codec, shape: Shape) -> bool:

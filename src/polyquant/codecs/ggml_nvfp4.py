@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from polyquant.codecs.blocks import check_columns
 from polyquant.codecs.float_codec import FloatCodec, codes_form, paired_codes, stored_scalar, stored_scales
 from polyquant.codecs.ggml_fp4 import NVFP4
+from polyquant.codecs.hf_nvfp4 import hf_nvfp4_named
 from polyquant.codecs.keeping import SmallFloats
 from polyquant.errors import CodecError
 from polyquant.ops import small_floats
-from polyquant.types import F32, U8, ArraySpec, Parts, ScaledFloats, Shape
+from polyquant.types import F32, U8, ArraySpec, Parts, ScaledFloats, Shape, as_matrix
 
 __all__ = ["NVFP4_SCALED", "ScaledNvfp4"]
 
@@ -92,6 +93,14 @@ class ScaledNvfp4(FloatCodec):
         with np.errstate(all="ignore"):
             decoded *= self._part(parts, shape, "scale")[0]
         return decoded
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """Return a matmul handle (ops/matmul.py) on a copy in the order of columns; None without a native kernel.
+
+        Raises CodecError if a part does not fit.
+        """
+        ordered = hf_nvfp4_named("hf_nvfp4")
+        return ordered.packed(ordered.pack(self.unpack_paired(parts, as_matrix(shape))), as_matrix(shape))
 
 
 NVFP4_SCALED = ScaledNvfp4()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polyquant.errors import InputError, PlanError, printable
+from polyquant.formats.progress import shows_progress
 from polyquant.formats.steps import Progress
 from polyquant.packing import modelfile as modelfiles
 from polyquant.packing.oci import MediaTypes, pack_oci
@@ -24,6 +25,7 @@ Setting = str | int | float | bool | Sequence[str]
 _ONLY_OLLAMA = ("host", "modelfile", "parameters", "template", "system", "licenses", "adapter", "projector")
 
 
+@shows_progress("pack")
 def pack(
     model: StrPath | None = None,
     *,
@@ -41,6 +43,7 @@ def pack(
     media_types: MediaTypes = "cncf",
     link: bool = False,
     overwrite: bool = False,
+    progress: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Packed:
     """Pack a model into Ollama's store (ollama: its folder) or an OCI image layout (oci: its folder).
@@ -50,7 +53,7 @@ def pack(
     the one of the store's models. parameters, template, system, licenses (strings), adapter, projector: take precedence
     over those of the Modelfile. link: share the bytes of the source if its file system can, else copy them; an edit of
     the source by other programs then changes a hard-linked blob. overwrite: replace the manifest of an existing name;
-    blobs are never replaced.
+    blobs are never replaced. progress: draw a bar; on_progress: called while files are copied.
 
     Raises PlanError for an existing name and for options of the other kind of store, InputError for broken files and
     damaged stores, UnsupportedError if the store does not take the model's format, OSError.

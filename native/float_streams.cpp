@@ -35,8 +35,7 @@ template <int M, int kBias, uint32_t kTop>
 PQ_INLINE void nearest(float x, uint32_t& code, float& back) {
   constexpr int kDrop = 23 - M;
   constexpr float kSteps = power(kBias - 1 + M), kSmall = power(1 - kBias), kMost = power(M);
-  constexpr float kTopValue =
-      power(int(kTop >> M) - kBias) * (1.0f + float(kTop & ((1u << M) - 1)) / float(1u << M));
+  constexpr float kTopValue = power(int(kTop >> M) - kBias) * (1.0f + float(kTop & ((1u << M) - 1)) / float(1u << M));
   const uint32_t magnitude = bits_of(x) & 0x7FFFFFFFu;
   const uint32_t up = magnitude + ((1u << kDrop) / 2 - 1) + (magnitude >> kDrop & 1u);
   const int32_t normal = std::min(int32_t(up >> kDrop) - int32_t((127 - kBias) << M), int32_t(kTop));
@@ -75,8 +74,7 @@ PQ_INLINE float error(const float* w, size_t size, float scale, const float* wei
   size_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
     PQ_LOOP
-    for (size_t j = 0; j < kLanes; ++j)
-      lanes[j] += weighted_error<M, kBias, kTop>(w[i + j], scale, weights[i + j]);
+    for (size_t j = 0; j < kLanes; ++j) lanes[j] += weighted_error<M, kBias, kTop>(w[i + j], scale, weights[i + j]);
   }
   for (size_t j = 0; i + j < size; ++j) lanes[j] += weighted_error<M, kBias, kTop>(w[i + j], scale, weights[i + j]);
   for (size_t half = kLanes / 2; half; half /= 2)

@@ -7,8 +7,8 @@
 
 namespace polyquant {
 
-// w = table[code] * scale of the block; the rows count from `start` in the table of blocks. high, wide: rows and columns
-// of a block, 0 for all; scale_cols: of the table.
+// w = table[code] * scale of the block; the rows count from `start` in the table of blocks. high, wide: rows and
+// columns of a block, 0 for all; scale_cols: of the table.
 struct BlockGrid {
   size_t high, wide, start, scale_cols;
 };
@@ -30,7 +30,8 @@ void errors_small(SmallFloat kind, const float* w, size_t rows, size_t cols, con
 
 // Bytes of pairs of neighbours (columns 2 j and 2 j + 1) and scales -> ggml's blocks: the scales of `together` groups,
 // then each group with columns j and j + size / 2 in byte j. size: columns of a group.
-void join_fp4(const uint8_t* pairs, const uint8_t* scales, size_t groups, size_t size, size_t together, uint8_t* blocks);
+void join_fp4(const uint8_t* pairs, const uint8_t* scales, size_t groups, size_t size, size_t together,
+              uint8_t* blocks);
 void split_fp4(const uint8_t* blocks, size_t groups, size_t size, size_t together, uint8_t* pairs, uint8_t* scales);
 
 }  // namespace polyquant

@@ -2,7 +2,7 @@
 
 PYTHONPATH=src python scripts/consumers_page.py            writes the page
 PYTHONPATH=src python scripts/consumers_page.py --check    compares it (exit 1 if different)
-PYTHONPATH=src python scripts/consumers_page.py --headers FOLDER   also reads the headers of the test data anew
+PYTHONPATH=src python scripts/consumers_page.py --headers FOLDER   also reads the headers of the test data again
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _TOP = """\
 
 Written by `scripts/matrix_page.py` from the same rules that a conversion follows (`polyquant formats --matrix` prints
 the table, `--format json` the reasons, and for a few codecs the sentences). A test packs all codes, with scales and
-zero points of every kind, and compares each cell with what the conversion does (`tests/analysis/test_matrix.py`).
+zero points of every kind, and compares each cell with the conversion (`tests/analysis/test_matrix.py`).
 
 Rows are sources, columns targets. A packing stands for its family; groups of 32 show what blocks of ggml can hold.
 

@@ -250,7 +250,7 @@ class HoldsAffineCodes(Protocol):
 
     @property
     def integers(self) -> Any:
-        """What it can hold (codecs.keeping.Integers)."""
+        """Its traits (codecs.keeping.Integers)."""
 
     def group_tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, F32 | None, NDArray[Any] | None]:
         """Scales, offsets and biases per group, [N, G], and the group of each column, [K], or None."""

@@ -154,7 +154,7 @@ def test_cells_of_small_floats(have, kind):
         back = target.dequantize(parts, SHAPE)
         if found.fate is Fate.EXACT:
             scaled = traits_of(weight.codec).tensor or traits_of(target).tensor
-            # the scale of the tensor multiplies, or divides, in another order: the last bit of a float32
+            # the scale of the tensor multiplies, or divides, later: the last bit of a float32
             np.testing.assert_allclose(
                 back, floats, rtol=2.5e-7 if scaled else 0, err_msg=f"{have} to {target}, {kind}"
             )

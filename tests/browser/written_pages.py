@@ -1,4 +1,4 @@
-"""What holds for every page written as a file: a module of tests imports these and defines the fixture `report`,
+"""Properties of every page written as a file: a module of tests imports these and defines the fixture `report`,
 the page's file.
 """
 

@@ -111,7 +111,7 @@ TYPED = [
     ("convert a b --max-", ["--max-memory"]),
     ("sweep a --recipes q4_k_m,trellis:", [f"q4_k_m,trellis:{bits}" for bits in range(2, 9)]),
 ]
-"""A line, and what the Tab key offers after it."""
+"""A line, and the suggestions of the Tab key after it."""
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")

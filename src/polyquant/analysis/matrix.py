@@ -1,6 +1,6 @@
 """Which packings keep the codes of which: the table of ordered pairs for `polyquant formats --matrix`.
 
-Every cell follows from the traits of the two codecs (codecs/keeping.py). A packing stands for all codecs of its family
+Every cell follows from the traits of the two codecs (codecs/keeping.py). A packing represents all codecs of its family
 that differ only in their group; groups of 32 show what blocks of ggml can hold.
 """
 
@@ -73,7 +73,7 @@ class Matrix(Listing[Pair]):
 
 
 def between(have: str, want: str) -> Verdict:
-    """What happens to the codes of codec `have` in codec `want`, with scales of the dtype that suits them best where
+    """The fate of the codes of codec `have` in codec `want`, with scales of the dtype that suits them best where
     the readers of `want` take any.
 
     Raises UnknownNameError; UnsupportedError for codecs whose codes no other codec shares.

@@ -45,7 +45,7 @@ def report(
 ) -> None:
     """Write a page that compares the models B with the reference A: sizes, errors by layer, findings.
 
-    The page is one file that loads nothing else. Needs the extra `report`.
+    The page is one file without other resources. Needs the extra `report`.
     """
     require_packages()
     target = Path(output)

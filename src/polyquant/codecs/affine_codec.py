@@ -84,7 +84,7 @@ class AffineCodec(ABC):
     @property
     @abstractmethod
     def integers(self) -> Integers:
-        """What the codec can hold; decides which codes are kept."""
+        """The traits that decide which codes are kept."""
 
     @abstractmethod
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
@@ -166,7 +166,7 @@ class AffineCodec(ABC):
     def quantize_for(self, w: F32, hessian: F32 | None) -> Affine:
         """Quantize w [N, K] with the least error on the layer's inputs; hessian [K, K]: the mean of x x^T.
 
-        Raises UnsupportedError if the codec is read-only, CodecError for NaN, infinity and a Hessian of another size.
+        Raises UnsupportedError if the codec is read-only, CodecError for NaN, infinity and a Hessian that does not fit.
         """
         if not self.writable:
             raise UnsupportedError(f"{self.name} is read-only", hint="choose another codec, e.g. w8a16.g128 or q8_0")

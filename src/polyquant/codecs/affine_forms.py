@@ -84,7 +84,7 @@ def only_read(codec: Codec) -> bool:
 
 
 def integers_of(codec: Codec) -> Integers | None:
-    """What a codec of affine integers, of ternary codes, or a ggml type of even levels holds; None for others."""
+    """The traits of a codec of affine integers, of ternary codes, or a ggml type of even levels; None for others."""
     if isinstance(codec, HoldsIntegers):
         return codec.integers
     if codec.form is Ternary:
@@ -160,7 +160,7 @@ def _of_blocks(traits: Integers, blocks: U8, matrix: tuple[int, int]) -> Affine:
 
 
 def verdict(weight: Weight, target: Codec) -> Verdict | None:
-    """What happens to this weight's codes in another codec, without conditions; None if one of them is not affine.
+    """The fate of this weight's codes in another codec, without conditions; None if one of them is not affine.
 
     Reads its scales and zero points where they decide.
     """

@@ -48,7 +48,7 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """What a codec of affine integers stores.
+    """The traits of a codec of affine integers.
 
     bits: width of a code, 2 to 8. group: columns per scale, 0 for the whole row. scale: dtype of the scales, and of
     biases. zero: "none", "integer" (from 0 to 2^bits - 1 as unsigned codes), or "bias" (a float added to code * scale,
@@ -68,7 +68,7 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class SmallFloats:
-    """What a codec of small floats with block scales stores.
+    """The traits of a codec of small floats with block scales.
 
     element: "e2m1", "e4m3" or "e5m2". scale: "e8m0" (powers of two), "e4m3", or a float dtype. block: rows and columns
     per scale, 0 for all of them. tensor: "" without a scale of the whole tensor, else how it applies: "multiplies" or
@@ -94,7 +94,7 @@ class HoldsIntegers(Protocol):
 
     @property
     def integers(self) -> Integers:
-        """What it can hold."""
+        """Its traits."""
 
 
 @runtime_checkable
@@ -103,11 +103,11 @@ class HoldsFloats(Protocol):
 
     @property
     def floats(self) -> SmallFloats:
-        """What it can hold."""
+        """Its traits."""
 
 
 class Fate(Enum):
-    """What happens to the weights of a codec in another codec."""
+    """The fate of the weights of a codec in another codec."""
 
     EXACT = "exact"
     ROUNDED = "rounded scale"
@@ -115,7 +115,7 @@ class Fate(Enum):
 
 
 class Condition(Enum):
-    """What the scales and zero points of a weight must be, so that a verdict is exact."""
+    """A condition on the scales and zero points of a weight under which a verdict is exact."""
 
     NO_ZEROS = "all zero points are 0"
     SCALES_FIT = "the scales fit the target's dtype"

@@ -1,4 +1,4 @@
-"""What happens to the codes of one codec in another one, from their traits alone (codecs/keeping.py)."""
+"""The fate of the codes of one codec in another one, from their traits alone (codecs/keeping.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANY_DTYPE = frozenset({"compressed", "mlx", "w4a16", "w8a16", "fp8"})
 
 
 def traits_of(codec: Codec) -> Traits | None:
-    """What a codec of integers or small floats holds; None for all others."""
+    """The traits of a codec of integers or small floats; None for all others."""
     return small_floats_of(codec) or integers_of(codec)
 
 

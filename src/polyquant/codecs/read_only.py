@@ -1,4 +1,4 @@
-"""Base class of read-only codecs whose codes need the scale of their block, and are no integers with zero points."""
+"""Base class of read-only codecs whose codes need the scale of their block, but have no integer zero points."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ReadOnlyBlocks(ABC):
 
     @property
     def decodes_rows(self) -> bool:
-        """True: `dequantize` decodes only the rows that are asked for."""
+        """True: `dequantize` decodes only the requested rows."""
         return True
 
     @abstractmethod

@@ -81,7 +81,7 @@ def _contiguous(codec: Codec, shape: tuple[int, int], axis: int) -> bool:
 
 
 def _places(codec: Codec, shape: Shape, rows: slice, columns: slice) -> dict[str, tuple[slice, ...]]:
-    """Where the parts of rows and columns, cut at multiples of `cut_at`, lie in the parts of a weight [N, K].
+    """The places of the parts of rows and columns, cut at multiples of `cut_at`, lie in the parts of a weight [N, K].
 
     A piece is a weight of the same codec, so `specs` has its extents; those of the weight before it are its start.
     """

@@ -125,7 +125,7 @@ class NamesReaders(Protocol):
 
 @runtime_checkable
 class HasSchemes(Protocol):
-    """A format that stores weights in several quantization schemes, each a target of its own name."""
+    """A format that stores weights in several quantization schemes, each a target with a name."""
 
     @property
     def schemes(self) -> Mapping[str, str]:

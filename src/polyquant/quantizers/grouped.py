@@ -30,7 +30,7 @@ CLIPS = {
     4: (1.0, 0.95, 0.9, 0.86, 0.81, 0.76),
     2: (1.0, 0.88, 0.8, 0.74, 0.68, 0.62),
 }
-"""Clip ratios to try, for at least so many bits: with few bits clipping pays, with many only the
+"""Clip ratios to try, for at least N bits: with few bits clipping pays, with many only the
 exact position of the scale matters. Of symmetric codes they shorten the range that ends at the largest positive code.
 """
 _CHUNK = 1 << 20

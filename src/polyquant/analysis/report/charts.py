@@ -170,7 +170,7 @@ def _spread(values: Sequence[float], extent: float) -> list[float]:
 
 
 def _label_sides(names: Sequence[str], x: Sequence[float], y: Sequence[float], height: float) -> list[str]:
-    """Where the label of each point goes: the first of _SIDES where it covers no point and no other label.
+    """The place of the label of each point: the first of _SIDES where it covers no point and no other label.
 
     x, y: pixels from the lower left corner of the plot, _WIDTH by height. The first choice is free of a line that joins
     the points from the upper left to the lower right.

@@ -1,6 +1,6 @@
 """Draw charts: a Vega-Lite specification in, SVG out. Also a program, the child process of drawing.py.
 
-The program reads one JSON specification per line and answers each with a line, the SVG as JSON. It imports nothing of
+The program reads one JSON specification per line and answers each with a line, the SVG as JSON. It does not import
 polyquant, so that it starts at once.
 """
 

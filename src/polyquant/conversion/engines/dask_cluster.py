@@ -98,7 +98,11 @@ class DaskCluster:
         if handle.status != "finished":
             handle.cancel()
             raise WorkerLostError(f"the worker ended: {handle.status}")
-        outcome: Outcome = handle.result()
+        try:
+            outcome: Outcome = handle.result(timeout=_PATIENCE)
+        except TimeoutError:  # its worker ended before the result was fetched
+            handle.cancel()
+            raise WorkerLostError("the worker ended before its result was fetched") from None
         return outcome
 
     def replace(self, slot: int) -> None:

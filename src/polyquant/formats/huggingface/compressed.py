@@ -124,7 +124,7 @@ def _dynamic(group: Mapping[str, Any]) -> bool:
 
 
 def _stored_bits(settings: Mapping[str, Any]) -> int:
-    """4 for codes of 4 bits in bytes (W4A8): only if config.json says so of every int-quantized weight."""
+    """4 for codes of 4 bits in bytes (W4A8): only if config.json declares it for every int-quantized weight."""
     weights = [
         g.get("weights") for g in _groups(settings) if g.get("format", settings.get("format")) == "int-quantized"
     ]

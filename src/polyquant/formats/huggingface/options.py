@@ -18,7 +18,7 @@ class HuggingFaceOptions:
         help="Maximum size of a shard, e.g. 2GB.", flag="--shard-size", metavar="SIZE", parse=parse_size, shown="5GB"
     )
     scheme: str | None = option(
-        flag="", help="Quantization scheme of the folder: what --to compressed-tensors, gptq, awq, ... stand for."
+        flag="", help="Quantization scheme of the folder: --to compressed-tensors, gptq, awq, ... select one."
     )
     calibration: str | None = option(
         metavar="FILE|self",

@@ -70,7 +70,7 @@ def weight_of(
 
 
 def _entry(settings: object, *keys: str) -> object:
-    """The value below nested objects; None if it is not there."""
+    """The value below nested objects; None if it is missing."""
     for key in keys:
         settings = settings.get(key) if isinstance(settings, Mapping) else None
     return settings

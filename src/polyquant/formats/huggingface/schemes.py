@@ -67,7 +67,7 @@ class Scheme(Protocol):
         """The codec of this scheme for the codes of another one, as exact as possible; None if there is none."""
 
     def quantizes(self, name: str, shape: Shape) -> bool:
-        """True for the tensors that programs expect to be quantized, unless a rule says otherwise."""
+        """True for the tensors that programs expect to be quantized, unless a rule excludes them."""
 
     def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
         """The tensors in the file of one weight. Raises PlanError."""
@@ -78,7 +78,7 @@ class Scheme(Protocol):
 
 @runtime_checkable
 class WritesFiles(Protocol):
-    """A scheme that describes its weights in a file of its own, too."""
+    """A scheme that describes its weights in another file, too."""
 
     def files(self, tensors: Sequence[TensorSpec]) -> dict[str, bytes]:
         """Name -> content. Raises PlanError."""

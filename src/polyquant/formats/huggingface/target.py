@@ -88,7 +88,7 @@ class HuggingFaceTarget(PlainTarget):
         return None if text is None else SchemeWorker(context, text)
 
     def method(self, planning: Planning, steps: Sequence[Step]) -> str | None:
-        """How codes are chosen."""
+        """The search for codes."""
         if self.text(steps, planning.options) is None:
             return None
         return "AWQ scaling and GPTQ" if planning.options.effort == "max" else "GPTQ"

@@ -24,7 +24,7 @@ OUTSIDE = (
     "dist/",
     "shared/",
 )
-MOST_BYTES = 8_800_000
+MOST_BYTES = 9_000_000
 """7.8 MB of them are the models of `polyquant demo`."""
 
 

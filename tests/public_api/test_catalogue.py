@@ -28,9 +28,10 @@ def test_every_codec_is_listed():
         ("gguf",),
         ("gguf",),
     )
-    assert not listed["gptq.4.g128"].quantizes and listed["gptq.4.g128"].written_by == ()
+    assert listed["gptq.4.g128"].quantizes and listed["gptq.4.g128"].written_by == ("hf",)
+    assert not listed["chatglm.4"].quantizes and listed["chatglm.4"].written_by == ()
     assert listed["f32"].written_by == tuple(FORMATS)
-    assert listed["iq2_xxs"].held_by == "gguf (copy only)" and listed["awq.4"].held_by == "hf (read only)"
+    assert listed["iq2_xxs"].held_by == "gguf (copy only)" and listed["chatglm.4"].held_by == "hf (read only)"
 
 
 @pytest.mark.parametrize("info", [i for i in pq.codecs() if i.quantizes and i.block > 1], ids=lambda i: i.name)

@@ -45,7 +45,8 @@ def weight_of(
     if tensors[f"{module}.{part}"].dtype == "U8" and part == "weight_scale":
         weight = mxfp8_weight(module, tensors)
     else:
-        weight = fp8_weight(module, tensors, part, block_of(settings), blocks=part == "weight_scale_inv")
+        block = block_of(settings)
+        weight = fp8_weight(module, tensors, part, block, blocks=part == "weight_scale_inv" and block is not None)
     taken = set(weight.tensors.values())
     lost = tuple(name for p in _GRID if (name := f"{module}.{p}") in tensors and name not in taken)
     return replace(weight, spare=lost, lost=lost)

@@ -156,8 +156,8 @@ class AffineCodec(ABC):
         floats = real(self.name, w)
         if floats.ndim != 2:
             raise CodecError(f"{self.name} needs a matrix", expected="[N, K]", found=list(floats.shape))
-        if 0 in floats.shape:
-            raise CodecError(f"{self.name} needs at least one row and one column", found=list(floats.shape))
+        if not floats.shape[1]:
+            raise CodecError(f"{self.name} needs at least one column", found=list(floats.shape))
         self.specs(floats.shape)
         weights = column_weights(importance, floats.shape[1])
         codes: Affine = _SEARCH(self.integers, finite(self.name, floats), weights)

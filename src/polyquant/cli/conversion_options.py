@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from polyquant.cli.completing import codecs, recipes, rules
 from polyquant.cli.console import json_option
 from polyquant.cli.grouped import GroupedOption
-from polyquant.cli.option_flags import format_options, writable
+from polyquant.cli.option_flags import format_names, format_options, writable
 from polyquant.cli.source_type import SOURCE
 from polyquant.errors import printable
 
@@ -30,7 +30,7 @@ class _TargetName(click.ParamType[str]):
     name = "FORMAT"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "FORMAT"
+        return f"[{'|'.join(format_names())}|SCHEME]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         names = writable()

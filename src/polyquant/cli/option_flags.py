@@ -76,6 +76,11 @@ def writable() -> list[str]:
     return out
 
 
+def format_names() -> list[str]:
+    """Names of the writable formats, without their schemes."""
+    return [form.name for form in formats() if _target_options(form) is not None]
+
+
 def source_option(name: str, *, flag: str | None = None, help: str | None = None) -> Callable[[F], F]:
     """The flag of one open option as its formats describe it, or a second flag of the same type with its own help."""
     takers = [(f.title, options_of(f.open_options)[name]) for f in formats() if name in options_of(f.open_options)]

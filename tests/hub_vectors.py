@@ -15,7 +15,7 @@ def folder(case):
 
 
 def hashes(family):
-    """Case -> weight name -> SHA-256 of what the library dequantizes it to, as bytes of bfloat16, row by row."""
+    """Case -> weight name -> SHA-256 of the library's dequantized values, as bytes of bfloat16, row by row."""
     return json.loads((HUB / f"{family}.json").read_text(encoding="utf-8"))
 
 

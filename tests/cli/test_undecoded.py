@@ -12,7 +12,7 @@ UP = "model.layers.0.mlp.up_proj"
 
 @pytest.fixture
 def folder(tmp_path):
-    """8-bit floats with a scale, of a program that nobody knows."""
+    """8-bit floats with a scale, of an unknown program."""
     path = tmp_path / "m"
     path.mkdir()
     weight, scale = np.ones((32, 64), ml_dtypes.float8_e4m3fn), np.full((), 0.01, np.float32)

@@ -29,7 +29,7 @@ def settings(folder):
 
 
 def as_library(case, weight):
-    """What the library computes, as bytes: gptqmodel rounds scales to bfloat16 first."""
+    """The library's own values, as bytes: gptqmodel rounds scales to bfloat16 first."""
     values = weight.dequantize()
     if case.startswith("gptq"):
         scale, offset, _, index = weight.codec.group_tables(weight.parts, weight.shape)
@@ -57,7 +57,7 @@ def test_written_back_with_the_same_bytes(case, tmp_path):
     for free in ("meta", "version", "dynamic", "modules_to_not_convert"):  # other words for the same modules
         was.pop(free, None)
         now.pop(free, None)
-    for group in was.get("config_groups", {}).values():  # what the source's observer was is not stored with codes
+    for group in was.get("config_groups", {}).values():  # codes do not record the source's observer
         group["weights"]["observer"] = "memoryless_minmax"
     assert was == now
 
@@ -166,7 +166,7 @@ def test_contradictions_are_one_line(case, change, message, tmp_path):
         with pytest.raises(PolyquantError, match=message) as refused:
             polyquant.convert(source, tmp_path / "out", to=to)
         assert "\n" not in str(refused.value).strip()
-        assert [p.name for p in tmp_path.iterdir()] == ["bad"], "something is left behind"
+        assert [p.name for p in tmp_path.iterdir()] == ["bad"], "unexpected files remain"
 
 
 @pytest.mark.parametrize("case", ["gptq-v2-b4-g32-actorder-asym", "ct-int4-g32-asym-gptq-actorder-group-odd"])

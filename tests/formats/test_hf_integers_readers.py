@@ -1,5 +1,6 @@
-"""What is written loads in the programs that it is meant for: transformers with compressed-tensors, and the functions
-with which AutoAWQ unpacks. Skipped where they are not installed.
+"""Written folders load in their own programs: transformers with compressed-tensors, and AutoAWQ's unpacking functions.
+
+Skipped where they are not installed.
 """
 
 import importlib.util

@@ -197,7 +197,7 @@ def nf4(module="nf4_double_long", **changes):
 
 
 NAN = np.full(16, np.nan, np.float32)
-BNB = {  # what is changed -> the error
+BNB = {  # changed member -> expected error
     "blocksize 0": (nf4(blocksize=0), "invalid blocksize.*expected 32, 64.*found 0"),
     "blocksize 2^60": (nf4(blocksize=2**60), "invalid blocksize"),
     "blocksize true": (nf4(blocksize=True), "invalid blocksize"),
@@ -272,7 +272,7 @@ OTHERS = {
     "packing of another": ("hqq", hqq(packing=np.frombuffer(b"2bit_u8", np.uint8)), "W_q does not fit"),
     "no scale": ("hqq", hqq(scale=None), "lacks scale"),
     "no zero": ("hqq", hqq(zero=None), "lacks zero"),
-    "zero of another dtype": ("hqq", hqq(zero=np.ones((36, 1), np.float16)), "zero does not fit"),
+    "float16 zero": ("hqq", hqq(zero=np.ones((36, 1), np.float16)), "zero does not fit"),
     "scale of integers": ("hqq", hqq(scale=np.ones((36, 1), np.int32)), "scale has an unsupported dtype"),
     "SCB short": ("bitsandbytes", {"a.weight": np.ones((4, 8), np.int8), "a.SCB": np.ones(3, np.float32)},
         "SCB does not"),

@@ -1,4 +1,4 @@
-"""MLX folders: those of mlx-lm read bit for bit, codes kept in both directions, and what is refused."""
+"""MLX folders: those of mlx-lm read bit for bit, codes kept in both directions, invalid folders rejected."""
 
 import json
 import shutil
@@ -260,7 +260,7 @@ BAD = {
     "no biases": (lambda t, c: t.pop(f"{UP}.biases"), "lacks biases"),
     "few scales": (part("scales", np.ones((64, 1), BF16)), "scales does not fit"),
     "scales of one row": (part("scales", np.ones((1, 2), BF16)), "scales does not fit"),
-    "biases of another dtype": (part("biases", np.ones((64, 2), np.float32)), "biases does not fit"),
+    "float32 biases": (part("biases", np.ones((64, 2), np.float32)), "biases does not fit"),
     "integer scales": (part("scales", np.ones((64, 2), np.int8)), "unsupported dtype"),
     "a vector": (part("weight", np.ones(16, np.uint32)), "weight has an unexpected shape"),
     "empty": (part("weight", np.ones((0, 16), np.uint32)), "weight has an unexpected shape"),

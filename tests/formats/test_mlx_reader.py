@@ -1,4 +1,4 @@
-"""mlx and mlx-lm read what is written: the same weights bit for bit, and the same logits. Skipped without them."""
+"""mlx and mlx-lm read our folders: the same weights bit for bit, and the same logits. Skipped without them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""POLYQUANT_ISA forces the kernels of one instruction set, or says in one line that it cannot."""
+"""POLYQUANT_ISA forces the kernels of one instruction set, or fails with one line."""
 
 from __future__ import annotations
 

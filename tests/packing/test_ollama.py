@@ -225,7 +225,7 @@ def test_split_packed_converted_and_split_again(models, tmp_path):
 
 
 def test_joined_pieces_of_other_byte_order_and_alignment(tmp_path):
-    """What no converter of ours writes: big-endian shards with alignment 64, the last tensor without padding."""
+    """Files of other converters: big-endian shards with alignment 64, the last tensor without padding."""
     paths = [tmp_path / f"x-0000{i}-of-00002.gguf" for i in (1, 2)]
     for no, path in enumerate(paths):
         path.write_bytes(foreign_shard(no, f"t{no}", np.arange(5 + no, dtype=">f4")))

@@ -32,7 +32,7 @@ def model():
 
 
 def advanced(batch, jobs):
-    """Run the batch to its end; the texts of the jobs."""
+    """Run the batch to its end, and return the generated text of each job."""
     texts = [""] * len(jobs)
     while batch.advance():
         for i, job in enumerate(jobs):

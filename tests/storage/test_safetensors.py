@@ -16,7 +16,7 @@ from polyquant.errors import InputError
 from polyquant.storage.safetensors import DTYPE_BITS, header_bytes, plausible, read_header, survey
 from polyquant.storage.source import Source
 
-HUB = ("hub", "hub_readonly")  # cut down, or written by programs with another order of entries
+HUB = ("hub", "hub_readonly")  # cut down, or written by programs that order entries differently
 FILES = sorted(p for p in VECTORS.rglob("*.safetensors") if p.relative_to(VECTORS).parts[0] not in HUB)
 
 

@@ -1,4 +1,4 @@
-"""What the browser reads, and when: headers first, data on request; imports of the first screen."""
+"""Reads of the browser: headers first, data on request; imports of the first screen."""
 
 from __future__ import annotations
 

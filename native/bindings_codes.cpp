@@ -1,9 +1,11 @@
-// Python functions for the packings of integer codes.
+// Python functions for the packings of integer codes, their tables of scales, and checksums.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
 #include "bindings.hpp"
+#include "checksum.hpp"
 #include "code_streams.hpp"
+#include "number_tables.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -127,6 +129,28 @@ void pack_blocks_py(Bytes codes, Numbers numbers, BytesOut blocks, int bits, int
   pack_blocks(codes.data(), numbers.data(), blocks.shape(0), bits, numbers.shape(1), blocks.data(), more);
 }
 
+using Floats = Array<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatsOut = Array<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Halves = Array<const uint16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using HalvesOut = Array<uint16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void widen_py(Halves stored, FloatsOut values, bool bfloat) {
+  if (stored.size() != values.size()) throw nb::value_error("requires arrays of the same length");
+  nb::gil_scoped_release release;
+  (bfloat ? widen_bfloats : widen_halves)(stored.data(), values.data(), values.size());
+}
+
+bool narrow_py(Floats values, HalvesOut stored, bool bfloat) {
+  if (stored.size() != values.size()) throw nb::value_error("requires arrays of the same length");
+  nb::gil_scoped_release release;
+  return (bfloat ? narrow_bfloats : narrow_halves)(values.data(), stored.data(), values.size());
+}
+
+uint32_t crc32_py(Array<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> data, uint32_t crc) {
+  nb::gil_scoped_release release;
+  return crc32(crc, data.data(), data.size());
+}
+
 }  // namespace
 
 void bind_codes(nb::module_& m) {
@@ -139,6 +163,9 @@ void bind_codes(nb::module_& m) {
   m.def("unpack_blocks", &unpack_blocks_py, "blocks"_a, "codes"_a.noconvert(), "numbers"_a.noconvert(), "bits"_a,
         "shift"_a = 0);
   m.def("pack_blocks", &pack_blocks_py, "codes"_a, "numbers"_a, "blocks"_a.noconvert(), "bits"_a, "shift"_a = 0);
+  m.def("widen", &widen_py, "stored"_a, "values"_a.noconvert(), "bfloat"_a);
+  m.def("narrow", &narrow_py, "values"_a, "stored"_a.noconvert(), "bfloat"_a);
+  m.def("crc32", &crc32_py, "data"_a, "crc"_a = 0);
 }
 
 }  // namespace polyquant

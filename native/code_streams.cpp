@@ -193,12 +193,27 @@ PQ_SIMD void columns_of(const uint32_t* rows, size_t height, size_t cols, size_t
     for (size_t n = 0; n < cols; ++n) words[w * pitch + n] = rows[n * kTileWords + w];
 }
 
-PQ_SIMD void nibbles_at(const uint32_t* words, size_t n, int at, uint8_t* out, uint8_t shift) {
-  for (size_t i = 0; i < n; ++i) out[i] = uint8_t((words[i] >> at & 15) - shift);
+// Byte b of each word holds the nibbles of two rows of codes: kOrder[2 b] (low) and kOrder[2 b + 1] (high).
+PQ_SIMD void split_words(const uint32_t* words, size_t n, uint8_t* codes, size_t pitch, uint8_t shift) {
+  for (int b = 0; b < 4; ++b) {
+    uint8_t *low = codes + size_t(kOrder[2 * b]) * pitch, *high = codes + size_t(kOrder[2 * b + 1]) * pitch;
+    for (size_t i = 0; i < n; ++i) {
+      const auto both = uint8_t(words[i] >> 8 * b);
+      low[i] = uint8_t((both & 15) - shift);
+      high[i] = uint8_t((both >> 4) - shift);
+    }
+  }
 }
 
-PQ_SIMD void add_nibbles(const uint8_t* in, size_t n, int at, uint32_t* words, uint8_t shift) {
-  for (size_t i = 0; i < n; ++i) words[i] |= uint32_t((in[i] + shift) & 15) << at;
+PQ_SIMD void join_words(const uint8_t* codes, size_t pitch, size_t n, uint32_t* words, uint8_t shift) {
+  uint8_t bytes[4][kTileWords];
+  for (int b = 0; b < 4; ++b) {
+    const uint8_t *low = codes + size_t(kOrder[2 * b]) * pitch, *high = codes + size_t(kOrder[2 * b + 1]) * pitch;
+    for (size_t i = 0; i < n; ++i) bytes[b][i] = uint8_t(((low[i] + shift) & 15) | ((high[i] + shift) & 15) << 4);
+  }
+  for (size_t i = 0; i < n; ++i)
+    words[i] =
+        uint32_t(bytes[0][i]) | uint32_t(bytes[1][i]) << 8 | uint32_t(bytes[2][i]) << 16 | uint32_t(bytes[3][i]) << 24;
 }
 
 // ---------------------------------------------------------------- ggml's blocks
@@ -330,9 +345,7 @@ void unpack_interleaved(const uint32_t* words, size_t height, size_t cols, size_
       const size_t wide = std::min(kTileColumns, cols - j), high = std::min(kTileWords, height - k);
       rows_of(words + k * pitch + j, high, wide, pitch, rows);
       for (size_t i = 0; i < wide; ++i)
-        for (size_t p = 0; p < 8; ++p)
-          nibbles_at(rows + i * kTileWords, high, int(4 * p), codes + (8 * (j + i) + size_t(kOrder[p])) * height + k,
-                     shift);
+        split_words(rows + i * kTileWords, high, codes + 8 * (j + i) * height + k, height, shift);
     }
 }
 
@@ -341,12 +354,8 @@ void pack_interleaved(const uint8_t* codes, size_t height, size_t cols, size_t p
   for (size_t j = 0; j < cols; j += kTileColumns)
     for (size_t k = 0; k < height; k += kTileWords) {
       const size_t wide = std::min(kTileColumns, cols - j), high = std::min(kTileWords, height - k);
-      for (size_t i = 0; i < wide; ++i) {
-        uint32_t* row = rows + i * kTileWords;
-        std::fill_n(row, high, 0u);
-        for (size_t p = 0; p < 8; ++p)
-          add_nibbles(codes + (8 * (j + i) + size_t(kOrder[p])) * height + k, high, int(4 * p), row, shift);
-      }
+      for (size_t i = 0; i < wide; ++i)
+        join_words(codes + 8 * (j + i) * height + k, height, high, rows + i * kTileWords, shift);
       columns_of(rows, high, wide, pitch, words + k * pitch + j);
     }
 }

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from polyquant.codecs.arguments import column_weights, finite, of_form, output, real
 from polyquant.codecs.keeping import Integers, whole_zeros
 from polyquant.errors import CodecError, UnsupportedError
-from polyquant.ops import affine, code_streams, grouped, int8, native
+from polyquant.ops import affine, code_streams, grouped, halves, int8, native
 from polyquant.ops.matmul import round_activations
 from polyquant.registry import Search
 from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Rounding, Shape, as_matrix
@@ -304,10 +304,8 @@ def grouped_columns(name: str, table: F32, index: NDArray[Any]) -> F32:
 
 def stored_table(name: str, what: str, values: F32, dtype: np.dtype[Any]) -> NDArray[Any]:
     """float32 values rounded to `dtype`. Raises CodecError where a value overflows, or vanishes."""
-    with np.errstate(over="ignore"):
-        stored = values.astype(dtype)
-    back = stored.astype(np.float32)
-    if not np.isfinite(back).all() or ((back == 0) & (values != 0)).any():
+    stored, fits = halves.narrow(values, dtype)
+    if not fits:
         raise CodecError(
             f"{what} do not fit {name}",
             expected=f"values that {dtype.name} can hold",

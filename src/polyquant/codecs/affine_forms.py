@@ -24,7 +24,7 @@ from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Verdict, kee
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.read_only import ReadOnlyBlocks
 from polyquant.errors import CodecError
-from polyquant.ops import code_streams
+from polyquant.ops import code_streams, halves
 from polyquant.types import (
     F32,
     U8,
@@ -149,8 +149,8 @@ def _of_blocks(traits: Integers, blocks: U8, matrix: tuple[int, int]) -> Affine:
     rows, k = matrix
     count, numbers = rows * (k // _BLOCK), 2 if traits.zero == "bias" else 1
     shift = 2 ** (traits.bits - 1) if traits.bits < 8 else 0
-    codes, halves = code_streams.unpack_blocks(blocks.reshape(count, -1), traits.bits, numbers, shift)
-    tables = halves.T.astype(np.float32).reshape(numbers, rows, k // _BLOCK)
+    codes, stored = code_streams.unpack_blocks(blocks.reshape(count, -1), traits.bits, numbers, shift)
+    tables = halves.widen(stored.T).reshape(numbers, rows, k // _BLOCK)
     bias = tables[1] if numbers == 2 else None
     offset = np.full_like(tables[0], 0 if bias is None else -(2 ** (traits.bits - 1)))
     return Affine(traits.bits, codes.view(np.int8).reshape(rows, k), tables[0], offset, bias=bias)
@@ -305,6 +305,6 @@ def _packed_blocks(codes: Affine, name: str) -> U8:
     numbers = [stored_table(name, "scales", got.scale, half)]
     if got.bias is not None:
         numbers.append(stored_table(name, "minima", got.bias, half))
-    halves = np.stack([n.reshape(-1) for n in numbers], 1)
+    stored = np.stack([n.reshape(-1) for n in numbers], 1)
     shift = (got.shift - (128 if want.bits == 8 else 0)) % 256
-    return code_streams.pack_blocks(got.raw.reshape(-1, _BLOCK), halves, want.bits, shift).reshape(rows, -1)
+    return code_streams.pack_blocks(got.raw.reshape(-1, _BLOCK), stored, want.bits, shift).reshape(rows, -1)

@@ -29,7 +29,7 @@ from polyquant.codecs.affine_codec import (
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
 from polyquant.errors import UnknownNameError
-from polyquant.ops import code_streams, grouped
+from polyquant.ops import code_streams, grouped, halves
 from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["AWQ", "NAMES", "awq_named"]
@@ -80,7 +80,7 @@ class AWQ(AffineCodec):
     def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None]:
         """Scales, and zero points - 8, [N, G]."""
         specs = self.specs(shape)
-        scale: F32 = np.ascontiguousarray(exact_part(parts, "scales", specs["scales"]).T, np.float32)
+        scale = halves.widen(exact_part(parts, "scales", specs["scales"]).T)
         zeros = code_streams.unpack_interleaved(exact_part(parts, "qzeros", specs["qzeros"]), 8)
         return scale, zeros.view(np.int8).astype(np.float32), None
 

@@ -39,7 +39,7 @@ from polyquant.codecs.affine_codec import (
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
-from polyquant.ops import code_streams, int8
+from polyquant.ops import code_streams, halves, int8
 from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["NAMES", "CompressedTensors", "compressed_tensors_named"]
@@ -213,7 +213,7 @@ def _pitch(codes: Affine, codec: CompressedTensors) -> int:
 
 def _table(values: Any, n: int) -> F32:
     """[N, G] or [1] -> float32 [N, G]."""
-    array = np.asarray(values, np.float32)
+    array = halves.widen(values)
     return np.ascontiguousarray(np.broadcast_to(array, (n, 1)) if array.ndim == 1 else array)
 
 

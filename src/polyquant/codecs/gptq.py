@@ -38,7 +38,7 @@ from polyquant.codecs.affine_codec import (
 from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
 from polyquant.errors import CodecError, UnknownNameError
-from polyquant.ops import code_streams, grouped
+from polyquant.ops import code_streams, grouped, halves
 from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["BITS", "GPTQ", "NAMES", "gptq_named"]
@@ -118,7 +118,7 @@ class GPTQ(AffineCodec):
     def group_tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None, NDArray[Any] | None]:
         """The same per group [N, G], and the group index. Raises CodecError for a symmetric weight with other zeros."""
         specs, half = self.specs(shape), 2 ** (self.bits - 1)
-        scale: F32 = np.ascontiguousarray(exact_part(parts, "scales", specs["scales"]).T, np.float32)
+        scale = halves.widen(exact_part(parts, "scales", specs["scales"]).T)
         stored = exact_part(parts, "qzeros", specs["qzeros"])
         if not self.v2 and self.bits in _ONES:
             stored = stored.view(np.uint32) + _ONES[self.bits]

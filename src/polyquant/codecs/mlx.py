@@ -37,7 +37,7 @@ from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import Integers
 from polyquant.codecs.mlx_floats import MODES, MLXFloats
 from polyquant.errors import CodecError, UnknownNameError
-from polyquant.ops import code_streams
+from polyquant.ops import code_streams, halves
 from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape, as_matrix
 
 __all__ = ["BITS", "GROUPS", "MLX", "NAMES", "mlx_named"]
@@ -96,16 +96,13 @@ class MLX(AffineCodec):
     def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, F32]:
         """Scales, offsets of -2^(bits - 1), and biases, [N, G]."""
         specs = self.specs(shape)
-        scale, bias = (
-            np.ascontiguousarray(exact_part(parts, part, specs[part]), np.float32) for part in ("scales", "biases")
-        )
+        scale, bias = (halves.widen(exact_part(parts, part, specs[part])) for part in ("scales", "biases"))
         return scale, np.full_like(scale, -(2 ** (self.bits - 1))), bias
 
     def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> I8:
         """Signed codes of rows [a, b)."""
         words = exact_part(parts, "weight", self.specs(shape)["weight"])[rows]
-        stored = unpacked_bits(words.view(np.int32), self.bits)
-        return (stored - np.uint8(2 ** (self.bits - 1))).view(np.int8)  # modulo 256: two's complement
+        return unpacked_bits(words.view(np.int32), self.bits, shift=2 ** (self.bits - 1)).view(np.int8)
 
     def stream(self, parts: Parts, shape: Shape) -> U8:
         """The words as they are stored."""
@@ -115,9 +112,9 @@ class MLX(AffineCodec):
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
         """Write rows of codes. Raises CodecError if the codes, scales or biases cannot be held."""
         got = stored_codes(self.name, codes, self.integers, out["scales"].shape[1])
-        rows, pitch = slice(start, start + len(got.codes)), 4 * out["weight"].shape[1]
+        rows, pitch = slice(start, start + len(got.raw)), 4 * out["weight"].shape[1]
         assert got.bias is not None
-        out["weight"][rows] = code_streams.pack(got.codes, self.bits, pitch).view("<u4")
+        out["weight"][rows] = code_streams.pack(got.raw, self.bits, pitch, got.shift).view("<u4")
         out["scales"][rows] = stored_table(self.name, "scales", got.scale, out["scales"].dtype)
         out["biases"][rows] = stored_table(self.name, "biases", got.bias, out["biases"].dtype)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import zlib
 
 from polyquant import __version__
 from polyquant.conversion.steps import Plan
+from polyquant.ops.checksum import crc32
 from polyquant.storage.parts import Job, Sources
 from polyquant.storage.spans import gaps, spans_by_file
 from polyquant.types import Layout
@@ -38,7 +38,7 @@ def _headers(layout: Layout) -> int:
         covered = [*((start, stop) for start, stop, _ in pieces), *spans[file.name]]
         padding = [(start, stop, bytes(stop - start)) for start, stop in gaps(covered, file.size)]
         for _, _, data in sorted([*pieces, *padding], key=_place):
-            crc = zlib.crc32(data, crc)
+            crc = crc32(data, crc)
     return crc
 
 

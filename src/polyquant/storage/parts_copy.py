@@ -6,7 +6,6 @@ Folders of other machines are untrusted: sizes, offsets and names are checked, a
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from polyquant.errors import InputError, PlanError, printable
+from polyquant.ops.checksum import crc32
 from polyquant.storage import journal as journals
 from polyquant.storage.parts import Job, Receipt, between_blocks, joined, receipt
 from polyquant.storage.renames import named, sync_folder
@@ -178,7 +178,7 @@ def _copy(source: Files, target: Files, block: journals.Block, crc: int = 0) -> 
         with named(own):
             while view:
                 view = view[os.pwrite(out, view, offset + len(data) - len(view)) :]
-        crc, offset = zlib.crc32(data, crc), offset + len(data)
+        crc, offset = crc32(data, crc), offset + len(data)
     return crc
 
 

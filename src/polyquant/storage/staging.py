@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import PlanError, PolyquantError, RemoteError
+from polyquant.ops.checksum import crc32
 from polyquant.storage.claims import claimed
 from polyquant.storage.journal import Block, Done
 from polyquant.storage.renames import named, sync_folder
@@ -78,6 +78,7 @@ class Staging:
         self._blocks: dict[str, list[Block]] = {}
         self._fds: dict[str, int] = {}
         self._folders: dict[str, int] = {}
+        self._paths = {f.name: self.folder / f.name for f in layout.files}  # named in errors
         self._indices = {f.name: i for i, f in enumerate(layout.files)}
         try:
             self._inside = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -94,7 +95,7 @@ class Staging:
         """Open our file: a new one, or a regular file without other hard links. Raises ForeignFileError, OSError."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
         inside, plain = self._place(name)
-        with named(self.folder / name):
+        with named(self._paths[name]):
             try:
                 return os.open(plain, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=inside)
             except FileExistsError:
@@ -134,7 +135,7 @@ class Staging:
         """
         spans = {} if done is None else spans_by_file(self.layout)
         for f in self.layout.files:
-            with named(self.folder / f.name):
+            with named(self._paths[f.name]):
                 os.ftruncate(self._fds[f.name], f.size)
             for offset, data in f.pieces:
                 self._pwrite(f.name, data, offset)
@@ -163,7 +164,7 @@ class Staging:
 
     def _pwrite(self, file: str, data: bytes | memoryview, offset: int) -> None:
         view = memoryview(data).cast("B")
-        with named(self.folder / file):
+        with named(self._paths[file]):
             while view:
                 n = os.pwrite(self._fds[file], view[:_WRITE_AT_ONCE], offset)
                 view, offset = view[n:], offset + n
@@ -175,7 +176,7 @@ class Staging:
         if data.nbytes:
             raw = data.reshape(-1).view(np.uint8).data
             self._pwrite(slot.file, raw, slot.offset + offset)
-            block = Block(self._indices[slot.file], slot.offset + offset, data.nbytes, zlib.crc32(raw))
+            block = Block(self._indices[slot.file], slot.offset + offset, data.nbytes, crc32(raw))
             self._blocks.setdefault(tensor, []).append(block)
 
     def finish(self, tensor: str, report: Any, **more: Any) -> None:
@@ -192,13 +193,13 @@ class Staging:
         """Sync the bytes written so far to disk. Raises OSError."""
         sync = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync
         for f in self.layout.files:
-            with named(self.folder / f.name):
+            with named(self._paths[f.name]):
                 sync(self._fds[f.name])
 
     def sync(self) -> None:
         """Sync every file to disk. Raises PlanError if one was replaced or truncated since it was opened."""
         for f in self.layout.files:
-            with named(self.folder / f.name):
+            with named(self._paths[f.name]):
                 os.fsync(self._fds[f.name])
                 ours = os.fstat(self._fds[f.name])
                 inside, plain = self._place(f.name)
@@ -225,7 +226,7 @@ def crc_of(fd: int, block: Block, crc: int = 0) -> int:
     """The CRC-32 of a block's bytes in the file with this descriptor, continued from `crc`."""
     end = block.offset + block.nbytes
     for at in range(block.offset, end, _CHECK_AT_ONCE):
-        crc = zlib.crc32(os.pread(fd, min(_CHECK_AT_ONCE, end - at), at), crc)
+        crc = crc32(os.pread(fd, min(_CHECK_AT_ONCE, end - at), at), crc)
     return crc
 
 

@@ -5,6 +5,10 @@
 #include <limits>
 #include <vector>
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
 #include "half.hpp"
 #include "simd.hpp"
 
@@ -133,24 +137,39 @@ PQ_INLINE float stored_lane(float x, ScaleType type, float instead) {
 
 PQ_INLINE void sum_lanes(float (&acc)[LANES][TILE], float* out) {
   for (size_t half = LANES / 2; half; half /= 2)
-    for (size_t i = 0; i < half; ++i)
-      for (size_t l = 0; l < TILE; ++l) acc[i][l] += acc[i + half][l];
-  for (size_t l = 0; l < TILE; ++l) out[l] = acc[0][l];
+    for (size_t i = 0; i < half; ++i) PQ_LOOP for (size_t l = 0; l < TILE; ++l) acc[i][l] += acc[i + half][l];
+  PQ_LOOP for (size_t l = 0; l < TILE; ++l) out[l] = acc[0][l];
 }
 
+// Which terms a kind of codec has. Unweighted: every importance is 1.
+template <Zero Z, bool Weighted>
+struct Terms {
+  static constexpr bool offset = Z == Zero::integer, bias = Z == Zero::bias, weighted = Weighted;
+};
+
+// The code of x in lane l, less its offset. With biases the lowest code, which is the offset of every group, is `low`.
+template <class T>
+PQ_INLINE float level(float x, const Grids& g, const float* inverse, size_t l, float low, float high) {
+  float q = T::bias     ? std::rint((x - g.bias[l]) * inverse[l] + low)
+            : T::offset ? std::rint(x * inverse[l] + g.offset[l])
+                        : std::rint(x * inverse[l]);
+  q = q > low ? q : low;
+  q = q < high ? q : high;
+  return T::bias ? q - low : T::offset ? q - g.offset[l] : q;
+}
+
+template <class T>
 PQ_INLINE void errors_of(const float* w, const float* v, size_t size, const Grids& g, float low, float high,
                          float* out) {
   float acc[LANES][TILE] = {}, inverse[TILE];
-  for (size_t l = 0; l < TILE; ++l) inverse[l] = 1.0f / g.scale[l];
+  PQ_LOOP for (size_t l = 0; l < TILE; ++l) inverse[l] = 1.0f / g.scale[l];
   for (size_t i = 0; i < size; ++i) {
     float* sum = acc[i % LANES];
     const float *x = w + i * TILE, *k = v + i * TILE;
-    for (size_t l = 0; l < TILE; ++l) {
-      float q = std::rint((x[l] - g.bias[l]) * inverse[l] + g.offset[l]);
-      q = q > low ? q : low;
-      q = q < high ? q : high;
-      const float d = ((q - g.offset[l]) * g.scale[l] + g.bias[l]) - x[l];
-      sum[l] += (d * d) * k[l];
+    PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
+      const float y = level<T>(x[l], g, inverse, l, low, high) * g.scale[l];
+      const float d = (T::bias ? y + g.bias[l] : y) - x[l];
+      sum[l] += T::weighted ? (d * d) * k[l] : d * d;
     }
   }
   sum_lanes(acc, out);
@@ -160,7 +179,7 @@ PQ_INLINE void candidates(const float* bottom, const float* top, float ratio, co
                           float high, Grids& out) {
   const float symmetric = float(double(ratio) / double(high)), wide = float(double(ratio) / double(high - low));
   const float middle = (high - low) * 0.5f;
-  for (size_t l = 0; l < TILE; ++l) {
+  PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
     const float largest = top[l] > -bottom[l] ? top[l] : -bottom[l];
     const float scale =
         stored_lane(how.zero == Zero::none ? largest * symmetric : (top[l] - bottom[l]) * wide, how.type, 1);
@@ -174,26 +193,27 @@ PQ_INLINE void candidates(const float* bottom, const float* top, float ratio, co
   }
 }
 
+template <class T>
 PQ_INLINE void fitted_grids(const float* w, const float* v, size_t size, const GridSearch& how, float low, float high,
                             const Grids& g, Grids& out) {
-  float acc[5][LANES][TILE] = {}, sums[5][TILE], inverse[TILE];
-  for (size_t l = 0; l < TILE; ++l) inverse[l] = 1.0f / g.scale[l];
+  float acc[5][LANES][TILE] = {}, sums[5][TILE] = {}, inverse[TILE];
+  PQ_LOOP for (size_t l = 0; l < TILE; ++l) inverse[l] = 1.0f / g.scale[l];
   for (size_t i = 0; i < size; ++i) {
-    const float *x = w + i * TILE, *k = v + i * TILE;
+    const float *x = w + i * TILE, *importance = v + i * TILE;
     const size_t at = i % LANES;
-    for (size_t l = 0; l < TILE; ++l) {
-      float q = std::rint((x[l] - g.bias[l]) * inverse[l] + g.offset[l]);
-      q = q > low ? q : low;
-      q = (q < high ? q : high) - g.offset[l];
-      acc[0][at][l] += k[l];
-      acc[1][at][l] += q * k[l];
-      acc[2][at][l] += x[l] * k[l];
-      acc[3][at][l] += (q * q) * k[l];
-      acc[4][at][l] += (q * x[l]) * k[l];
+    PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
+      const float q = level<T>(x[l], g, inverse, l, low, high);
+      const float k = T::weighted ? importance[l] : 1.0f;
+      acc[3][at][l] += T::weighted ? (q * q) * k : q * q;
+      acc[4][at][l] += T::weighted ? (q * x[l]) * k : q * x[l];
+      if (!T::bias) continue;  // only these two are used
+      acc[0][at][l] += k;
+      acc[1][at][l] += T::weighted ? q * k : q;
+      acc[2][at][l] += T::weighted ? x[l] * k : x[l];
     }
   }
-  for (size_t s = 0; s < 5; ++s) sum_lanes(acc[s], sums[s]);
-  for (size_t l = 0; l < TILE; ++l) {
+  for (size_t s = T::bias ? 0 : 3; s < 5; ++s) sum_lanes(acc[s], sums[s]);
+  PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
     const Sums s{sums[0][l], sums[1][l], sums[2][l], sums[3][l], sums[4][l]};
     const Grid one = fitted(s, {g.scale[l], g.offset[l], g.bias[l]}, how);
     out.scale[l] = one.scale;
@@ -203,7 +223,7 @@ PQ_INLINE void fitted_grids(const float* w, const float* v, size_t size, const G
 }
 
 PQ_INLINE void keep_better(const Grids& g, const float* error, Grids& best, float* least) {
-  for (size_t l = 0; l < TILE; ++l) {
+  PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
     const bool wins = error[l] < least[l];
     best.scale[l] = wins ? g.scale[l] : best.scale[l];
     best.offset[l] = wins ? g.offset[l] : best.offset[l];
@@ -213,57 +233,92 @@ PQ_INLINE void keep_better(const Grids& g, const float* error, Grids& best, floa
 }
 
 // w, v: transposed weights and importance of 16 groups, [size][TILE].
-PQ_SIMD void search_tile(const float* w, const float* v, size_t size, const GridSearch& how, float low, float high,
-                         Grids& best) {
+template <class T>
+PQ_INLINE void searched_tile(const float* w, const float* v, size_t size, const GridSearch& how, float low, float high,
+                             Grids& best) {
   const float first = how.zero == Zero::bias ? std::numeric_limits<float>::infinity() : 0;
   float bottom[TILE], top[TILE], least[TILE], error[TILE];
-  for (size_t l = 0; l < TILE; ++l) bottom[l] = first, top[l] = -first;
-  for (size_t i = 0; i < size; ++i)
-    for (size_t l = 0; l < TILE; ++l) {
+  PQ_LOOP for (size_t l = 0; l < TILE; ++l) bottom[l] = first, top[l] = -first;
+  for (size_t i = 0; i < size; ++i) PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
       const float x = w[i * TILE + l];
       bottom[l] = x < bottom[l] ? x : bottom[l];
       top[l] = x > top[l] ? x : top[l];
     }
   candidates(bottom, top, how.clips[0], how, low, high, best);
-  errors_of(w, v, size, best, low, high, least);
+  errors_of<T>(w, v, size, best, low, high, least);
   Grids next;
   for (size_t c = 1; c < how.clip_count; ++c) {
     candidates(bottom, top, how.clips[c], how, low, high, next);
-    errors_of(w, v, size, next, low, high, error);
+    errors_of<T>(w, v, size, next, low, high, error);
     keep_better(next, error, best, least);
   }
   if (how.zero == Zero::bias) {
-    for (size_t l = 0; l < TILE; ++l) {
+    PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
       const Grid one = of_mlx(bottom[l], top[l], how, low, high);
       next.scale[l] = one.scale;
       next.offset[l] = one.offset;
       next.bias[l] = one.bias;
     }
-    errors_of(w, v, size, next, low, high, error);
+    errors_of<T>(w, v, size, next, low, high, error);
     keep_better(next, error, best, least);
   }
-  fitted_grids(w, v, size, how, low, high, best, next);
-  errors_of(w, v, size, next, low, high, error);
+  fitted_grids<T>(w, v, size, how, low, high, best, next);
+  errors_of<T>(w, v, size, next, low, high, error);
   keep_better(next, error, best, least);
 }
 
-void transpose(const float* in, size_t size, size_t stride, float* out) {
-  for (size_t l = 0; l < TILE; ++l)
-    for (size_t i = 0; i < size; ++i) out[i * TILE + l] = in[l * stride + i];
+#define PQ_SEARCH_TILE(name, zero, weighted)                                                                   \
+  PQ_SIMD void name(const float* w, const float* v, size_t size, const GridSearch& how, float low, float high, \
+                    Grids& best) {                                                                             \
+    searched_tile<Terms<zero, weighted>>(w, v, size, how, low, high, best);                                    \
+  }
+PQ_SEARCH_TILE(symmetric_tile, Zero::none, false)
+PQ_SEARCH_TILE(symmetric_weighted_tile, Zero::none, true)
+PQ_SEARCH_TILE(offset_tile, Zero::integer, false)
+PQ_SEARCH_TILE(offset_weighted_tile, Zero::integer, true)
+PQ_SEARCH_TILE(bias_tile, Zero::bias, false)
+PQ_SEARCH_TILE(bias_weighted_tile, Zero::bias, true)
+#undef PQ_SEARCH_TILE
+
+using TileSearch = decltype(&symmetric_tile);
+
+TileSearch tile_search(Zero zero, bool weighted) {
+  if (zero == Zero::none) return weighted ? symmetric_weighted_tile : symmetric_tile;
+  if (zero == Zero::integer) return weighted ? offset_weighted_tile : offset_tile;
+  return weighted ? bias_weighted_tile : bias_tile;
+}
+
+// in: TILE rows of `size` numbers -> out[size][TILE]
+void transpose(const float* in, size_t size, float* out) {
+  size_t i = 0;
+#if defined(__SSE2__)
+  for (; i + 4 <= size; i += 4)
+    for (size_t l = 0; l < TILE; l += 4) {
+      __m128 r[4];
+      for (size_t k = 0; k < 4; ++k) r[k] = _mm_loadu_ps(in + (l + k) * size + i);
+      _MM_TRANSPOSE4_PS(r[0], r[1], r[2], r[3]);
+      for (size_t k = 0; k < 4; ++k) _mm_storeu_ps(out + (i + k) * TILE + l, r[k]);
+    }
+#endif
+  for (; i < size; ++i)
+    for (size_t l = 0; l < TILE; ++l) out[i * TILE + l] = in[l * size + i];
 }
 
 // The tiles of 16 whole groups; returns the number of groups that are done.
 size_t search_tiles(const float* w, const float* weights, size_t count, size_t groups, size_t size,
                     const GridSearch& how, float low, float high, int8_t* codes, float* scale, float* offset,
                     float* bias) {
+  const bool weighted = std::any_of(weights, weights + groups * size, [](float k) { return k != 1.0f; });
+  const TileSearch search = tile_search(how.zero, weighted);
   std::vector<float> x(size * TILE), v(size * TILE);
   size_t cell = 0;
   for (; cell + TILE <= count; cell += TILE) {
-    transpose(w + cell * size, size, size, x.data());
-    for (size_t l = 0; l < TILE; ++l)
-      for (size_t i = 0; i < size; ++i) v[i * TILE + l] = weights[(cell + l) % groups * size + i];
+    transpose(w + cell * size, size, x.data());
+    if (weighted)
+      for (size_t l = 0; l < TILE; ++l)
+        for (size_t i = 0; i < size; ++i) v[i * TILE + l] = weights[(cell + l) % groups * size + i];
     Grids best;
-    search_tile(x.data(), v.data(), size, how, low, high, best);
+    search(x.data(), v.data(), size, how, low, high, best);
     for (size_t l = 0; l < TILE; ++l) {
       const Grid g{best.scale[l], best.offset[l], best.bias[l]};
       write_codes(w + (cell + l) * size, size, g, low, high, codes + (cell + l) * size);

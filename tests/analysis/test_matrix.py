@@ -80,7 +80,7 @@ def test_cells_of_integers(have, kind):
             if general.fate is Fate.IMPOSSIBLE:
                 check_impossible(codes, codec, mine)
                 continue
-            found = resolved(general, mine, traits_of(codec), codes.scale, codes.offset, codes.bias)
+            found = resolved(general, mine, traits_of(codec), [(codes.scale, codes.offset, codes.bias)])
             if found.fate is Fate.IMPOSSIBLE:
                 with pytest.raises(CodecError):
                     recoded(codes, codec)

@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 from pathlib import Path
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 
 from polyquant.errors import InputError, PlanError
-from polyquant.storage import work_folder
+from polyquant.storage import staging, work_folder
 from polyquant.storage.staging import staged
 from polyquant.types import ArraySpec, FilePlan, Layout, Slot
 
@@ -21,10 +22,10 @@ def layout(folder: bool = False) -> Layout:
     return Layout((FilePlan("out", 24, ((0, b"HEAD"),)),), slots, folder)
 
 
-def fill(staging, *names: str) -> None:
+def fill(sink, *names: str) -> None:
     for name in names:
-        staging.write(name, "blocks", 0, np.full(4, ord(name), np.uint8))
-        staging.finish(name, {"note": name})
+        sink.write(name, "blocks", 0, np.full(4, ord(name), np.uint8))
+        sink.finish(name, {"note": name})
 
 
 def interrupted(dst: Path, *names: str, folder: bool = False) -> Path:
@@ -351,3 +352,30 @@ def test_without_an_exchange_folders_are_replaced_in_two_steps(tmp_path, monkeyp
         with staged(tmp_path / "m", layout(True), "job", replaceable=lambda target: ["out"]) as s:
             fill(s, "a", "b")
     assert names(tmp_path) == ["m"] and names(tmp_path / "m") == ["out"]
+
+
+def test_an_error_of_the_disk_beside_the_conversion_stops_it(tmp_path, monkeypatch):
+    """The disk reports such an error once, to the thread that syncs."""
+    monkeypatch.setattr(staging, "_SYNC_EVERY", 4)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fdatasync", full, raising=False)
+    with pytest.raises(OSError, match="No space left") as e, staged(tmp_path / "out", layout(), "job") as s:
+        fill(s, "a", "b")
+    assert Path(e.value.filename).name == "out"
+    assert not (tmp_path / "out").exists()
+
+
+def test_bytes_are_sent_to_disk_beside_the_conversion(tmp_path, monkeypatch):
+    """After a number of bytes, of the file that was written last."""
+    monkeypatch.setattr(staging, "_SYNC_EVERY", 8)
+    synced = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.fstat(fd).st_size), raising=False)
+    with staged(tmp_path / "out", layout(), "job") as s:
+        fill(s, "a")
+        assert not synced
+        fill(s, "b")
+    assert synced == [24]
+    assert (tmp_path / "out").read_bytes() == WHOLE

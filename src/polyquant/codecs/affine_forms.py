@@ -10,7 +10,7 @@ has no contiguous groups: only codecs that store the index can hold it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyquant.codecs.affine_codec import AffineCodec, stored_codes, stored_table
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.codecs.compressed_tensors import CompressedTensors
-from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Verdict, keeps, resolved
+from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Tables, Verdict, keeps, resolved
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.read_only import ReadOnlyBlocks
 from polyquant.errors import CodecError
@@ -58,6 +58,8 @@ __all__ = [
 ]
 
 _BLOCK = code_streams.BLOCK
+_TABLE = 1 << 13
+"""Scales of ggml blocks that are read at once."""
 _BLOCKS = {
     "q4_0": Integers(4, _BLOCK), "q4_1": Integers(4, _BLOCK, zero="bias"), "q5_0": Integers(5, _BLOCK),
     "q5_1": Integers(5, _BLOCK, zero="bias"), "q8_0": Integers(8, _BLOCK),
@@ -150,10 +152,8 @@ def _of_blocks(traits: Integers, blocks: U8, matrix: tuple[int, int]) -> Affine:
     count, numbers = rows * (k // _BLOCK), 2 if traits.zero == "bias" else 1
     shift = 2 ** (traits.bits - 1) if traits.bits < 8 else 0
     codes, stored = code_streams.unpack_blocks(blocks.reshape(count, -1), traits.bits, numbers, shift)
-    tables = halves.widen(stored.T).reshape(numbers, rows, k // _BLOCK)
-    bias = tables[1] if numbers == 2 else None
-    offset = np.full_like(tables[0], 0 if bias is None else -(2 ** (traits.bits - 1)))
-    return Affine(traits.bits, codes.view(np.int8).reshape(rows, k), tables[0], offset, bias=bias)
+    scale, offset, bias = _offsets(traits, halves.widen(stored.T).reshape(numbers, rows, k // _BLOCK))
+    return Affine(traits.bits, codes.view(np.int8).reshape(rows, k), scale, offset, bias=bias)
 
 
 # ------------------------------------------------------------ which codec holds which codes
@@ -171,19 +171,38 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
     general = keeps(have, want, matrix[1])
     if general.fate is Fate.IMPOSSIBLE or not general.conditions:
         return general
-    return resolved(general, have, want, *_tables(weight, matrix))
+    return resolved(general, have, want, _tables(weight, matrix))
 
 
-def _tables(weight: Weight, matrix: tuple[int, int]) -> tuple[F32, F32, F32 | None]:
-    """Scales, offsets and biases per group, float32 [N, G]."""
+def _tables(weight: Weight, matrix: tuple[int, int]) -> Iterator[Tables]:
+    """Scales, offsets and biases per group, float32 [some rows, G]."""
     codec = weight.codec
     if isinstance(codec, AffineCodec):
-        return codec.group_tables(weight.parts, matrix)[:3]
-    if isinstance(codec, MsModelSlim):
-        return codec.tables(weight.parts, matrix)
-    codes = affine_of(codec, weight.parts, matrix)
-    assert codes is not None
-    return codes.scale, codes.offset, codes.bias
+        yield codec.group_tables(weight.parts, matrix)[:3]
+    elif isinstance(codec, MsModelSlim):
+        yield codec.tables(weight.parts, matrix)
+    elif codec.name in _BLOCKS:
+        yield from _block_tables(_BLOCKS[codec.name], weight.parts["blocks"], matrix)
+    else:
+        codes = affine_of(codec, weight.parts, matrix)
+        assert codes is not None
+        yield codes.scale, codes.offset, codes.bias
+
+
+def _block_tables(traits: Integers, blocks: U8, matrix: tuple[int, int]) -> Iterator[Tables]:
+    """The numbers of ggml blocks, without the codes; so few rows at a time that they stay in cache."""
+    numbers, groups = 2 if traits.zero == "bias" else 1, matrix[1] // _BLOCK
+    step = max(1, _TABLE // max(1, groups))
+    for a in range(0, matrix[0], step):
+        rows = blocks[a : a + step]
+        heads = np.ascontiguousarray(rows.reshape(len(rows) * groups, -1)[:, : 2 * numbers])
+        yield _offsets(traits, halves.widen(heads.view("<f2").T).reshape(numbers, len(rows), groups))
+
+
+def _offsets(traits: Integers, tables: F32) -> Tables:
+    """Scales, offsets and biases of blocks with one or two numbers [1 or 2, rows, groups]."""
+    bias = tables[1] if len(tables) == 2 else None
+    return tables[0], np.full_like(tables[0], 0 if bias is None else -(2 ** (traits.bits - 1))), bias
 
 
 def unchanged(weight: Weight, target: Codec) -> bool:
@@ -260,7 +279,7 @@ def _verdict_named(weight: Weight, name: str) -> Verdict:
     have = integers_of(weight.codec)
     assert have is not None
     matrix = as_matrix(weight.shape)
-    return resolved(keeps(have, _BLOCKS[name], matrix[1]), have, _BLOCKS[name], *_tables(weight, matrix))
+    return resolved(keeps(have, _BLOCKS[name], matrix[1]), have, _BLOCKS[name], _tables(weight, matrix))
 
 
 def recoded(codes: Affine, target: Codec) -> dict[str, NDArray[Any]]:

@@ -12,6 +12,7 @@ scales and zero points of a weight.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -20,7 +21,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.ops import small_floats
+from polyquant.ops import halves, small_floats
 from polyquant.types import F32, ScaledFloats
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "HoldsIntegers",
     "Integers",
     "SmallFloats",
+    "Tables",
     "Traits",
     "Verdict",
     "float_resolved",
@@ -41,6 +43,8 @@ __all__ = [
 ]
 
 Dtype: TypeAlias = Literal["f16", "bf16", "f32"]
+Tables: TypeAlias = tuple[F32, F32, F32 | None]
+"""Scales, offsets and biases (None without) of some rows, float32 [rows, G]."""
 _NUMPY: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
 }  # fmt: skip
@@ -239,7 +243,8 @@ def met(condition: Condition, have: Integers, want: Integers, scale: F32, offset
         return _fits(scale, want.scale) and (bias is None or want.zero != "bias" or _fits(bias, want.scale))
     if condition is Condition.BIASES_FIT:
         zero = offset + np.float32(2 ** (want.bits - 1))
-        return _exact_product(zero, scale) and _fits(-zero * scale, want.scale)
+        short = have.scale != "f32"  # at most 8 and 11 digits, 19 in the product
+        return (short or _exact_product(zero, scale)) and _fits(-zero * scale, want.scale)
     assert bias is not None
     zeros = whole_zeros(scale, bias)
     if condition is Condition.NO_BIASES:
@@ -261,9 +266,8 @@ def _exact_product(a: F32, b: F32) -> bool:
 
 
 def _fits(values: F32, dtype: str) -> bool:
-    with np.errstate(over="ignore"):
-        stored: NDArray[Any] = values.astype(_NUMPY[dtype])
-    return bool((stored.astype(np.float32) == values).all())
+    stored, _ = halves.narrow(values, _NUMPY[dtype])
+    return bool((halves.widen(stored) == values).all())
 
 
 def float_met(condition: Condition, want: SmallFloats, codes: ScaledFloats) -> bool:
@@ -306,10 +310,12 @@ def float_resolved(verdict: Verdict, want: SmallFloats, codes: ScaledFloats) -> 
     return _without_conditions(verdict, [c for c in verdict.conditions if not float_met(c, want, codes)])
 
 
-def resolved(verdict: Verdict, have: Integers, want: Integers, scale: F32, offset: F32, bias: F32 | None) -> Verdict:
-    """The verdict for one weight with these scales, offsets and biases, without conditions."""
-    failed = [c for c in verdict.conditions if not met(c, have, want, scale, offset, bias)]
-    return _without_conditions(verdict, failed)
+def resolved(verdict: Verdict, have: Integers, want: Integers, tables: Iterable[Tables]) -> Verdict:
+    """The verdict for one weight, without conditions. tables: those of all its rows, some rows at a time."""
+    true = list(verdict.conditions)
+    for some in tables:
+        true = [c for c in true if met(c, have, want, *some)]
+    return _without_conditions(verdict, [c for c in verdict.conditions if c not in true])
 
 
 def _without_conditions(verdict: Verdict, failed: list[Condition]) -> Verdict:

@@ -26,7 +26,7 @@ from polyquant.types import F32, Affine, Codec, Parts, Shape, StoredArray, Weigh
 
 __all__ = ["Packer", "converted", "copied"]
 
-_CHUNK = 1 << 19
+_CHUNK = 1 << 20
 """Weights that are unpacked at once."""
 _COPIED = 1 << 23
 """Bytes that are copied at once."""

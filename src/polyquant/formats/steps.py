@@ -116,7 +116,9 @@ class Step:
     def block_rows(self) -> int:
         """Rows per block of a streaming step."""
         lines = math.lcm(self.target.granule[0], self._together)
-        return max(1, BLOCK_WEIGHTS // max(1, as_matrix(self.map.shape)[1] * lines)) * lines
+        kept = self.action is Action.TRANSCODE and self.target.form is not Floats  # no float32, four times as large
+        weights = 2 * BLOCK_WEIGHTS if kept else BLOCK_WEIGHTS
+        return max(1, weights // max(1, as_matrix(self.map.shape)[1] * lines)) * lines
 
     @property
     def _together(self) -> int:

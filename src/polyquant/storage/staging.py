@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +39,8 @@ Raises PlanError if it must not be replaced.
 
 _CHECK_AT_ONCE = 1 << 24
 _WRITE_AT_ONCE = 1 << 30  # macOS refuses 2 GiB and more, Linux writes less
+_SYNC_EVERY = 1 << 26
+"""Bytes after which they are sent to disk, beside the conversion: less is left for the sync at the end."""
 
 
 class ForeignFileError(Exception):
@@ -76,6 +80,9 @@ class Staging:
         self.done: dict[str, Any] = {}
         self._work = work
         self._blocks: dict[str, list[Block]] = {}
+        self._beside: ThreadPoolExecutor | None = None
+        self._syncing: Future[None] | None = None
+        self._unsynced, self._counting = 0, threading.Lock()
         self._fds: dict[str, int] = {}
         self._folders: dict[str, int] = {}
         self._paths = {f.name: self.folder / f.name for f in layout.files}  # named in errors
@@ -178,6 +185,23 @@ class Staging:
             self._pwrite(slot.file, raw, slot.offset + offset)
             block = Block(self._indices[slot.file], slot.offset + offset, data.nbytes, crc32(raw))
             self._blocks.setdefault(tensor, []).append(block)
+            self._sync_beside(slot.file, data.nbytes)
+
+    def _sync_beside(self, file: str, written: int) -> None:
+        """Send a file's bytes to disk in another thread, one at a time. Raises OSError of an earlier one."""
+        with self._counting:
+            self._unsynced += written
+            if self._unsynced < _SYNC_EVERY or not (self._syncing is None or self._syncing.done()):
+                return
+            if self._syncing is not None:
+                self._syncing.result()  # an error of the disk is reported only once
+            self._beside = self._beside or ThreadPoolExecutor(1)
+            self._syncing, self._unsynced = self._beside.submit(self._sync_data, file), 0
+
+    def _sync_data(self, file: str) -> None:
+        sync = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync
+        with named(self._paths[file]):
+            sync(self._fds[file])
 
     def finish(self, tensor: str, report: Any, **more: Any) -> None:
         """Record that a tensor is complete. more: further values of its line (storage/journal.py)."""
@@ -191,13 +215,15 @@ class Staging:
 
     def flush(self) -> None:
         """Sync the bytes written so far to disk. Raises OSError."""
-        sync = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync
+        if self._syncing is not None:
+            self._syncing.result()
         for f in self.layout.files:
-            with named(self._paths[f.name]):
-                sync(self._fds[f.name])
+            self._sync_data(f.name)
 
     def sync(self) -> None:
         """Sync every file to disk. Raises PlanError if one was replaced or truncated since it was opened."""
+        if self._syncing is not None:
+            self._syncing.result()
         for f in self.layout.files:
             with named(self._paths[f.name]):
                 os.fsync(self._fds[f.name])
@@ -217,6 +243,8 @@ class Staging:
 
     def close(self) -> None:
         """Close the files; they stay in the work folder."""
+        if self._beside is not None:
+            self._beside.shutdown()
         for fd in (*self._fds.values(), *self._folders.values(), self._inside):
             os.close(fd)
         self._fds, self._folders = {}, {}

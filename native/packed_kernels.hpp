@@ -238,15 +238,21 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
         } else if constexpr (Tabled<T>) {
           // The halves of a vector belong to two groups: of 32, or of 16 for one product each.
           constexpr int per = 32 / T::sub;
+          const float *d = row.d + u * size_t(8 * per), *m = row.m + u * size_t(8 * per);
           __m256 s[per];
           const __m256 as = _mm256_loadu_ps(scale);
           if constexpr (per == 1) {
-            s[0] = _mm256_mul_ps(_mm256_load_ps(c.d), as);
+            s[0] = _mm256_mul_ps(_mm256_loadu_ps(d), as);
           } else {
             const __m256i low = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-            s[0] = _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_permutevar8x32_ps(as, low));
-            s[1] = _mm256_mul_ps(_mm256_load_ps(c.d + 8),
+            s[0] = _mm256_mul_ps(_mm256_loadu_ps(d), _mm256_permutevar8x32_ps(as, low));
+            s[1] = _mm256_mul_ps(_mm256_loadu_ps(d + 8),
                                  _mm256_permutevar8x32_ps(as, _mm256_add_epi32(low, _mm256_set1_epi32(4))));
+          }
+          alignas(32) float s8[8];
+          if constexpr (per == 1) {
+            _mm256_store_ps(s8, s[0]);
+            PQ_IN_MEMORY(s8);
           }
           PQ_UNROLL
           for (int b = 0; b < 8; b += 2) {
@@ -257,7 +263,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
             const __m256 scales = s[per == 1 ? 0 : b / 4];
             if constexpr (per == 1) {
               const __m256 dot = _mm256_cvtepi32_ps(dot64<T>(first, low, second, high));
-              acc[n][b / 2] = _mm256_fmadd_ps(dot, _mm256_permutevar8x32_ps(scales, which), acc[n][b / 2]);
+              acc[n][b / 2] = _mm256_fmadd_ps(dot, two_scales(s8 + b), acc[n][b / 2]);
             } else {
               const __m256i next = _mm256_add_epi32(which, _mm256_set1_epi32(1));
               acc[n][b / 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot32<T>(first, low)),
@@ -267,7 +273,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
             }
           }
           for (int i = 0; i < per; ++i)
-            acc[n][i] = _mm256_fmadd_ps(_mm256_load_ps(c.m + 8 * i), _mm256_loadu_ps(sums + 8 * i), acc[n][i]);
+            acc[n][i] = _mm256_fmadd_ps(_mm256_loadu_ps(m + 8 * i), _mm256_loadu_ps(sums + 8 * i), acc[n][i]);
         } else if constexpr (T::paired) {
           alignas(32) float s[8];
           _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_loadu_ps(scale)));

@@ -182,19 +182,22 @@ def _tables(weight: Weight, matrix: tuple[int, int]) -> Iterator[Tables]:
     elif isinstance(codec, MsModelSlim):
         yield codec.tables(weight.parts, matrix)
     elif codec.name in _BLOCKS:
-        yield from _block_tables(_BLOCKS[codec.name], weight.parts["blocks"], matrix)
+        yield from _block_tables(_BLOCKS[codec.name], weight, matrix)
     else:
         codes = affine_of(codec, weight.parts, matrix)
         assert codes is not None
         yield codes.scale, codes.offset, codes.bias
 
 
-def _block_tables(traits: Integers, blocks: U8, matrix: tuple[int, int]) -> Iterator[Tables]:
-    """The numbers of ggml blocks, without the codes; so few rows at a time that they stay in cache."""
+def _block_tables(traits: Integers, weight: Weight, matrix: tuple[int, int]) -> Iterator[Tables]:
+    """The numbers of ggml blocks, without the codes; so few rows at a time that they stay in cache.
+
+    They are read, not mapped: pages of a map would count as memory of this process.
+    """
     numbers, groups = 2 if traits.zero == "bias" else 1, matrix[1] // _BLOCK
     step = max(1, _TABLE // max(1, groups))
     for a in range(0, matrix[0], step):
-        rows = blocks[a : a + step]
+        rows = weight.read(slice(a, a + step))["blocks"]
         heads = np.ascontiguousarray(rows.reshape(len(rows) * groups, -1)[:, : 2 * numbers])
         yield _offsets(traits, halves.widen(heads.view("<f2").T).reshape(numbers, len(rows), groups))
 

@@ -8,26 +8,12 @@
 
 #include "simd.hpp"
 #include "trellis_matrix.hpp"
+#include "trellis_stream.hpp"
 
 #define PQ_FLAT __attribute__((always_inline))
 
 namespace polyquant {
 namespace {
-
-PQ_INLINE uint64_t word64(const uint8_t* p) {
-  uint64_t x;
-  std::memcpy(&x, p, 8);
-  return x;
-}
-
-// Eight bytes of a circular stream of 32 k bytes.
-template <int k, int byte>
-PQ_INLINE uint64_t bytes8(const uint8_t* tile) {
-  if constexpr (byte + 8 <= 32 * k)
-    return word64(tile + byte);
-  else
-    return word64(tile + 32 * k - 8) >> (8 * (byte + 8 - 32 * k)) | word64(tile) << (8 * (32 * k - byte));
-}
 
 // Lane j: at least 16 bits from bit k * (8 v + j) on.
 template <int k, int v>
@@ -281,14 +267,14 @@ TrellisKernel find(unsigned bits, Book book, bool row_major) {
 
 // N tokens against a panel of 128 inputs and 16 outputs
 template <int N>
-PQ_INLINE void some_times(const int16_t* panel, const int16_t* a, size_t padded, __m256i acc[N][2]) {
+PQ_INLINE void some_times(const int16_t* panel, const int16_t* a, __m256i acc[N][2]) {
   for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = _mm256_setzero_si256();
   for (size_t p = 0; p < 64; ++p) {
     const __m256i w0 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 32 * p)),
                   w1 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 32 * p + 16));
     for (int n = 0; n < N; ++n) {
       int32_t pair;
-      std::memcpy(&pair, a + size_t(n) * padded + 2 * p, 4);
+      std::memcpy(&pair, a + size_t(n) * 128 + 2 * p, 4);
       const __m256i x = _mm256_set1_epi32(pair);
       acc[n][0] = _mm256_add_epi32(acc[n][0], _mm256_madd_epi16(w0, x));
       acc[n][1] = _mm256_add_epi32(acc[n][1], _mm256_madd_epi16(w1, x));
@@ -300,7 +286,7 @@ template <int N>
 PQ_INLINE void times_tokens(const int16_t* panel, const TrellisInput& in, size_t t, size_t block, float step,
                             float zero, const float* scales, float* y, size_t stride) {
   __m256i acc[N][2];
-  some_times<N>(panel, in.codes + t * in.padded + block * 128, in.padded, acc);
+  some_times<N>(panel, in.codes + (block * in.tokens + t) * 128, acc);
   for (int n = 0; n < N; ++n) {
     const size_t at = (t + size_t(n)) * (in.padded / 128) + block;
     const __m256 factor = _mm256_set1_ps(in.scale[at] * step), offset = _mm256_set1_ps(in.sum[at] * zero);

@@ -43,7 +43,7 @@ void plain_numbers(const TrellisMatrix& w, const uint8_t* tile, const float* sca
 void plain_times(const int16_t* panel, const TrellisInput& in, size_t block, float step, float zero,
                  const float* scales, float* y, size_t stride) {
   for (size_t t = 0; t < in.tokens; ++t) {
-    const int16_t* a = in.codes + t * in.padded + block * kBlock;
+    const int16_t* a = in.codes + (block * in.tokens + t) * kBlock;
     const float scale = in.scale[t * (in.padded / kBlock) + block] * step,
                 offset = in.sum[t * (in.padded / kBlock) + block] * zero;
     for (size_t o = 0; o < 16; ++o) {
@@ -141,6 +141,9 @@ const TrellisSet& trellis_plain() {
 
 const TrellisSet& trellis_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
+  // Some processors with VNNI lack VBMI.
+  static const bool shifts = __builtin_cpu_supports("avx512vbmi");
+  if (&packed_set() == &packed_vnni() && shifts) return trellis_vnni();
   if (&packed_set() != &packed_plain()) return trellis_avx2();
 #endif
   return trellis_plain();
@@ -177,7 +180,7 @@ namespace {
 struct Prepared {
   std::vector<float> x, scale, sum;
   std::vector<int16_t> codes;
-  std::vector<int32_t> pairs;
+  std::vector<int32_t> pairs, quads, lower;
   TrellisInput in;
 
   void make(const TrellisMatrix& w, const float* from, size_t tokens, bool rounded) {
@@ -194,36 +197,40 @@ struct Prepared {
         else
           times_one(from + t * w.inputs, w.su, row, w.inputs);
         if (w.block_k > 1) rotate_blocks(row, w.inputs, w.block_k);
-        if (rounded) round_row(row, blocks, t);
+        if (rounded) round_row(row, blocks, t, tokens);
       }
     });
-    in = {tokens, padded, scale.data(), sum.data(), codes.data(), nullptr};
+    in = {tokens, padded, scale.data(), sum.data(), codes.data(), nullptr, nullptr, nullptr};
     if (rounded && tokens == 1) pair(w, padded);
   }
 
  private:
-  void round_row(const float* row, size_t blocks, size_t t) {
+  void round_row(const float* row, size_t blocks, size_t t, size_t tokens) {
     int8_t q[kBlock];
     float scales[4], sum16[8], sum32[4];
     for (size_t b = 0; b < blocks; ++b) {
       packed_set().round_blocks(row + b * kBlock, 4, true, q, scales, sum16, sum32);
       scale[t * blocks + b] = scales[0];
       sum[t * blocks + b] = (sum32[0] + sum32[1]) + (sum32[2] + sum32[3]);
-      for (size_t i = 0; i < kBlock; ++i) codes[(t * blocks + b) * kBlock + i] = q[i];
+      for (size_t i = 0; i < kBlock; ++i) codes[(b * tokens + t) * kBlock + i] = q[i];
     }
   }
 
   // Lanes process eight positions of the stream at a time: in row-major order these share an input, otherwise each has
   // its own.
   void pair(const TrellisMatrix& w, size_t padded) {
-    const auto twice = [](int16_t a) { return int32_t(uint32_t(uint16_t(a)) * 0x10001u); };
-    pairs.resize(w.order ? 2 * padded : padded);
+    const auto put = [this](size_t i, int16_t a) {
+      pairs[i] = int32_t(uint32_t(uint16_t(a)) * 0x10001u);
+      quads[i] = int32_t(uint32_t(uint8_t(a)) * 0x1010101u);
+      lower[i] = int32_t(uint16_t(a));
+    };
+    pairs.resize(w.order ? 2 * padded : padded), quads.resize(pairs.size()), lower.resize(pairs.size());
     if (!w.order)
-      for (size_t i = 0; i < padded; ++i) pairs[i] = twice(codes[i]);
+      for (size_t i = 0; i < padded; ++i) put(i, codes[i]);
     else
       for (size_t tile = 0; tile < padded / 16; ++tile)
-        for (size_t j = 0; j < 32; ++j) pairs[32 * tile + j] = twice(codes[16 * tile + w.order[kTile - 32 + j] / 16]);
-    in.pairs = pairs.data();
+        for (size_t j = 0; j < 32; ++j) put(32 * tile + j, codes[16 * tile + w.order[kTile - 32 + j] / 16]);
+    in.pairs = pairs.data(), in.quads = quads.data(), in.lower = lower.data();
   }
 };
 

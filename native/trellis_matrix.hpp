@@ -26,8 +26,10 @@ struct TrellisInput {
   size_t tokens, padded;
   const float* scale;    // [T, padded / 128]
   const float* sum;      // [T, padded / 128] scale * sum of the codes
-  const int16_t* codes;  // [T, padded]
-  const int32_t* pairs;  // one token: each code twice, in the order of the lanes
+  const int16_t* codes;  // [padded / 128, T, 128]: rows of one matrix would fall into the same lines of the cache
+  const int32_t* pairs;  // one token: each code twice, as 16 bits, in the order of the lanes
+  const int32_t* quads;  // one token: the same, four times as 8 bits
+  const int32_t* lower;  // one token: the same, once, in the lower 16 bits
 };
 
 // The functions of one instruction set for one stream type.
@@ -82,6 +84,7 @@ struct TrellisMatrix {
 const TrellisSet& trellis_plain();
 #if defined(__x86_64__) && defined(__GNUC__)
 const TrellisSet& trellis_avx2();
+const TrellisSet& trellis_vnni();
 #endif
 const TrellisSet& trellis_set();
 

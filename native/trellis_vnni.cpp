@@ -1,0 +1,230 @@
+// Trellis-coded matrices with AVX-512 VNNI and VBMI: sixteen values of the stream at a time. Compiled with its own
+// flags. The sums are those of trellis_avx2.cpp, bit for bit; what is not here is taken from there.
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
+#include <utility>
+
+#include "trellis_matrix.hpp"
+#include "trellis_stream.hpp"
+
+#define PQ_FLAT __attribute__((always_inline))
+
+namespace polyquant {
+namespace {
+
+// Lane j: 16 bits from bit k * (16 v + j) on. Each eight bytes hold the windows of 16 / parts lanes.
+template <int k, int v>
+PQ_INLINE __m512i windows(const uint8_t* tile) {
+  constexpr int parts = k <= 3 ? 1 : k <= 6 ? 2 : 4, lanes = 16 / parts;
+  constexpr auto base = [](int part) { return k * lanes * part / 8; };
+  alignas(64) static constexpr auto kShifts = [] {
+    struct {
+      uint8_t at[64];
+    } t{};
+    for (int j = 0; j < 16; ++j)
+      for (int byte = 0; byte < 2; ++byte)
+        t.at[4 * j + byte] = uint8_t(k * j - 8 * (k * lanes * (j / lanes) / 8) + 8 * byte);
+    return t;
+  }();
+  __m512i b = _mm512_set1_epi64((long long)(bytes8<k, 2 * k * v>(tile)));
+  if constexpr (parts == 2) b = _mm512_mask_set1_epi64(b, 0xf0, (long long)(bytes8<k, 2 * k * v + base(1)>(tile)));
+  if constexpr (parts == 4) {
+    b = _mm512_mask_set1_epi64(b, 0x0c, (long long)(bytes8<k, 2 * k * v + base(1)>(tile)));
+    b = _mm512_mask_set1_epi64(b, 0x30, (long long)(bytes8<k, 2 * k * v + base(2)>(tile)));
+    b = _mm512_mask_set1_epi64(b, 0xc0, (long long)(bytes8<k, 2 * k * v + base(3)>(tile)));
+  }
+  return _mm512_maskz_multishift_epi64_epi8(0x3333333333333333ull, _mm512_load_si512(kShifts.at), b);
+}
+
+// f(v, states) for the 16 vectors of a tile; mask: a no-op for windows of 16 bits.
+template <int k, bool all, class F, size_t... v>
+PQ_INLINE void each(const uint8_t* tile, __m512i mask, const F& f, std::index_sequence<v...>) {
+  (f(std::integral_constant<int, int(v)>{},
+     all ? windows<k, int(v)>(tile) : _mm512_and_si512(windows<k, int(v)>(tile), mask)),
+   ...);
+}
+
+PQ_INLINE void add_floats(float* y, __m256 x) { _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), x)); }
+
+PQ_INLINE float sum4(__m128 x) {
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
+PQ_INLINE __m256i upper(__m512i x) { return _mm512_extracti64x4_epi64(x, 1); }
+
+// The order of vector v's lanes in a tile. Rows: 16 outputs of one input. Tensor-core fragments: 8 inputs of 2 outputs.
+struct Rows {
+  static constexpr int sums = 4;
+  static constexpr int sum(int v) { return v % 4; }
+  static constexpr size_t stride = 16;
+  static PQ_INLINE __m512i input(const int32_t* inputs, int v) { return _mm512_set1_epi32(inputs[v]); }
+  static PQ_INLINE void finish(const __m512i* acc, __m256 out[2]) {
+    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(acc[0], acc[1]), _mm512_add_epi32(acc[2], acc[3]));
+    out[0] = _mm256_cvtepi32_ps(_mm512_castsi512_si256(sum)), out[1] = _mm256_cvtepi32_ps(upper(sum));
+  }
+};
+
+struct Fragments {
+  static constexpr int sums = 8;
+  static constexpr int sum(int v) { return 7 - v / 2; }
+  static constexpr size_t stride = 32;
+  static PQ_INLINE __m512i input(const int32_t* inputs, int v) { return _mm512_loadu_si512(inputs + v % 2 * 16); }
+  static PQ_INLINE void finish(const __m512i* acc, __m256 out[2]) {
+    alignas(32) float y[16];
+    for (int c = 0; c < 8; ++c) {
+      const __m256 x = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm512_castsi512_si256(acc[c]), upper(acc[c])));
+      y[c + 8] = sum4(_mm256_castps256_ps128(x)), y[c] = sum4(_mm256_extractf128_ps(x, 1));
+    }
+    out[0] = _mm256_load_ps(y), out[1] = _mm256_load_ps(y + 8);
+  }
+};
+
+// A codebook: accumulated products of the levels of states and activations.
+
+// A level is the sum of the four bytes of a product: with an activation four times in its lane, the products add up in
+// one operation.
+struct Mul1 {
+  PQ_INLINE explicit Mul1(const TrellisMatrix&) {}
+  static PQ_INLINE const int32_t* inputs(const TrellisInput& in) { return in.quads; }
+  PQ_INLINE __m512i add(__m512i acc, __m512i state, __m512i a) const {
+    return _mm512_dpbusd_epi32(acc, _mm512_mullo_epi32(state, _mm512_set1_epi32(int(0x83DCD12D))), a);
+  }
+};
+
+// Two half-precision numbers hashed from each state, added in half precision. Of each, the sign, the two lowest bits of
+// the exponent and the fraction are those of x & 0x8fff ^ 0x3b60; moved into the place of a float's, whose exponent is
+// 112 more, they are that number.
+template <uint32_t factor, uint32_t offset>
+struct Halves {
+  __m512 unit;  // levels of 1
+  PQ_INLINE explicit Halves(const TrellisMatrix& w) : unit(_mm512_set1_ps(1.0f / w.step)) {}
+  static PQ_INLINE const int32_t* inputs(const TrellisInput& in) { return in.lower; }
+  static PQ_INLINE __m512 upper_half(__m512i x) {
+    constexpr int kept = int(0x81ffe000u), changed = 0x38000000 | 0x3b60 << 13;
+    constexpr int kXorOfAnd = 0x78;  // a ^ (b & c)
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(changed), _mm512_srai_epi32(x, 3),
+                                                         _mm512_set1_epi32(kept), kXorOfAnd));
+  }
+  PQ_INLINE __m512i add(__m512i acc, __m512i state, __m512i a) const {
+    __m512i x = _mm512_mullo_epi32(state, _mm512_set1_epi32(int(factor)));
+    if constexpr (offset != 0) x = _mm512_add_epi32(x, _mm512_set1_epi32(int(offset)));
+    const __m512 sum = _mm512_add_ps(upper_half(x), upper_half(_mm512_slli_epi32(x, 16)));
+    const __m512 number = _mm512_cvtph_ps(_mm512_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return _mm512_dpwssd_epi32(acc, _mm512_cvtps_epi32(_mm512_mul_ps(number, unit)), a);
+  }
+};
+using Mcg = Halves<0xCBAC1FED, 0>;
+using ThreeInst = Halves<89226354, 64248484>;
+
+template <int k, class B, class Order, bool all>
+PQ_INLINE void times_block(const TrellisMatrix& w, const uint8_t* tile, size_t count, const int32_t* inputs,
+                           __m256 sums[2]) {
+  const B book(w);
+  const __m512i mask = _mm512_set1_epi32((1 << w.window) - 1);
+  const size_t row_bytes = w.tile_columns() * 32 * k;
+  __m512i acc[Order::sums];
+  for (__m512i& a : acc) a = _mm512_setzero_si512();
+  for (size_t r = 0; r < count; ++r, tile += row_bytes, inputs += Order::stride) {
+    for (int i = 0; i < 32 * k; i += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(tile + 8 * row_bytes + i), _MM_HINT_T0);
+    each<k, all>(
+        tile, mask,
+        [&](auto v, __m512i state)
+            PQ_FLAT { acc[Order::sum(v)] = book.add(acc[Order::sum(v)], state, Order::input(inputs, v)); },
+        std::make_index_sequence<16>{});
+  }
+  Order::finish(acc, sums);
+}
+
+template <int k, class B, class Order>
+void one(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y) {
+  const size_t rows = w.tile_rows();
+  for (size_t block = 0; block * 8 < rows; ++block) {
+    const size_t count = rows - block * 8 < 8 ? rows - block * 8 : 8;
+    const float* scales = w.scales_of(block * 128);
+    const __m256 step = _mm256_set1_ps(in.scale[block] * w.step), zero = _mm256_set1_ps(in.sum[block] * w.zero);
+    const int32_t* inputs = B::inputs(in) + block * 8 * Order::stride;
+    for (size_t c = first; c < last; ++c) {
+      const uint8_t* tile = w.tile(block * 8, c);
+      __m256 sums[2];
+      if (w.window == 16)
+        times_block<k, B, Order, true>(w, tile, count, inputs, sums);
+      else
+        times_block<k, B, Order, false>(w, tile, count, inputs, sums);
+      for (int h = 0; h < 2; ++h)
+        add_floats(y + 16 * (c - first) + 8 * h,
+                   _mm256_mul_ps(_mm256_fmadd_ps(sums[h], step, zero), _mm256_loadu_ps(scales + 16 * c + 8 * h)));
+    }
+  }
+}
+
+using One = decltype(TrellisKernel::one);
+
+template <class B, class Order, size_t... k>
+One of_bits(unsigned bits, std::index_sequence<k...>) {
+  static constexpr One all[] = {one<int(k) + 1, B, Order>...};
+  return all[bits - 1];
+}
+
+template <class B>
+One of_order(unsigned bits, bool row_major) {
+  constexpr auto widths = std::make_index_sequence<8>{};
+  return row_major ? of_bits<B, Rows>(bits, widths) : of_bits<B, Fragments>(bits, widths);
+}
+
+TrellisKernel find(unsigned bits, Book book, bool row_major) {
+  TrellisKernel kernel = trellis_avx2().find(bits, book, row_major);
+  if (book == Book::mul1) kernel.one = of_order<Mul1>(bits, row_major);
+  if (book == Book::mcg) kernel.one = of_order<Mcg>(bits, row_major);
+  if (book == Book::three_inst) kernel.one = of_order<ThreeInst>(bits, row_major);
+  return kernel;
+}
+
+// N tokens against a panel of 128 inputs and 16 outputs: a register holds the levels of two inputs.
+template <int N>
+PQ_INLINE void times_tokens(const int16_t* panel, const TrellisInput& in, size_t t, size_t block, float step,
+                            float zero, const float* scales, float* y, size_t stride) {
+  const int16_t* a = in.codes + (block * in.tokens + t) * 128;
+  __m512i acc[N];
+  for (int n = 0; n < N; ++n) acc[n] = _mm512_setzero_si512();
+  for (size_t p = 0; p < 64; ++p) {
+    const __m512i w = _mm512_loadu_si512(panel + 32 * p);
+    for (int n = 0; n < N; ++n) {
+      int32_t pair;
+      std::memcpy(&pair, a + size_t(n) * 128 + 2 * p, 4);
+      acc[n] = _mm512_dpwssd_epi32(acc[n], w, _mm512_set1_epi32(pair));
+    }
+  }
+  for (int n = 0; n < N; ++n) {
+    const size_t at = (t + size_t(n)) * (in.padded / 128) + block;
+    const __m512 factor = _mm512_set1_ps(in.scale[at] * step), offset = _mm512_set1_ps(in.sum[at] * zero);
+    float* to = y + (t + size_t(n)) * stride;
+    const __m512 product =
+        _mm512_mul_ps(_mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[n]), factor, offset), _mm512_loadu_ps(scales));
+    _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), product));
+  }
+}
+
+void times(const int16_t* panel, const TrellisInput& in, size_t block, float step, float zero, const float* scales,
+           float* y, size_t stride) {
+  size_t t = 0;
+  for (; t + 8 <= in.tokens; t += 8) times_tokens<8>(panel, in, t, block, step, zero, scales, y, stride);
+  for (; t + 4 <= in.tokens; t += 4) times_tokens<4>(panel, in, t, block, step, zero, scales, y, stride);
+  for (; t < in.tokens; ++t) times_tokens<1>(panel, in, t, block, step, zero, scales, y, stride);
+}
+
+}  // namespace
+
+const TrellisSet& trellis_vnni() {
+  static const TrellisSet set = [] {
+    TrellisSet s = trellis_avx2();
+    s.find = find, s.times = times;
+    return s;
+  }();
+  return set;
+}
+
+}  // namespace polyquant
+#endif

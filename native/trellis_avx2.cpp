@@ -157,7 +157,7 @@ struct Fragments {
 };
 
 template <int k, class B, class Order>
-void one(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y) {
+void one(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y, size_t) {
   const B book(w);
   const __m256i mask = mask_of(w);
   const size_t rows = w.tile_rows(), row_bytes = w.tile_columns() * 32 * k;
@@ -225,7 +225,7 @@ void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, f
 
 template <int k, class B>
 TrellisKernel kernel(bool row_major) {
-  return {row_major ? one<k, B, Rows> : one<k, B, Fragments>, levels<k, B>, numbers<k, B>};
+  return {row_major ? one<k, B, Rows> : one<k, B, Fragments>, levels<k, B>, numbers<k, B>, 1};
 }
 
 template <class B>

@@ -2,6 +2,7 @@
 #include "trellis_matrix.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -55,14 +56,14 @@ void plain_times(const int16_t* panel, const TrellisInput& in, size_t block, flo
   }
 }
 
-void plain_one(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y) {
+void plain_few(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y, size_t stride) {
   int16_t panel[kBlock * 16];
   for (size_t block = 0; block * kBlock < w.inputs; ++block)
     for (size_t c = first; c < last; ++c) {
       std::memset(panel, 0, sizeof panel);
       for (size_t r = block * 8; r < std::min(w.tile_rows(), block * 8 + 8); ++r)
         plain_levels(w, w.tile(r, c), panel + r % 8 * kTile);
-      plain_times(panel, in, block, w.step, w.zero, w.scales_of(block * kBlock) + 16 * c, y + 16 * (c - first), 0);
+      plain_times(panel, in, block, w.step, w.zero, w.scales_of(block * kBlock) + 16 * c, y + 16 * (c - first), stride);
     }
 }
 
@@ -97,7 +98,7 @@ void plain_finish(const float* x, float sv, const float* su, float* out, size_t 
   for (size_t i = 0; i < count; ++i) out[i] = x[i] * sv * su[i];
 }
 
-TrellisKernel plain_find(unsigned, Book, bool) { return {plain_one, plain_levels, plain_numbers}; }
+TrellisKernel plain_find(unsigned, Book, bool) { return {plain_few, plain_levels, plain_numbers, 1}; }
 
 PQ_SIMD void times_one(const float* x, const float* factors, float* out, size_t count) {
   for (size_t i = 0; i < count; ++i) out[i] = x[i] * factors[i];
@@ -201,7 +202,7 @@ struct Prepared {
       }
     });
     in = {tokens, padded, scale.data(), sum.data(), codes.data(), nullptr, nullptr, nullptr};
-    if (rounded && tokens == 1) pair(w, padded);
+    if (rounded && tokens <= w.kernel.most) pair(w, padded);
   }
 
  private:
@@ -219,17 +220,17 @@ struct Prepared {
   // Lanes process eight positions of the stream at a time: in row-major order these share an input, otherwise each has
   // its own.
   void pair(const TrellisMatrix& w, size_t padded) {
-    const auto put = [this](size_t i, int16_t a) {
-      pairs[i] = int32_t(uint32_t(uint16_t(a)) * 0x10001u);
-      quads[i] = int32_t(uint32_t(uint8_t(a)) * 0x1010101u);
-      lower[i] = int32_t(uint16_t(a));
-    };
-    pairs.resize(w.order ? 2 * padded : padded), quads.resize(pairs.size()), lower.resize(pairs.size());
-    if (!w.order)
-      for (size_t i = 0; i < padded; ++i) put(i, codes[i]);
-    else
-      for (size_t tile = 0; tile < padded / 16; ++tile)
-        for (size_t j = 0; j < 32; ++j) put(32 * tile + j, codes[16 * tile + w.order[kTile - 32 + j] / 16]);
+    const size_t lanes = w.order ? 2 * padded : padded, wide = std::bit_ceil(in.tokens);
+    for (std::vector<int32_t>* v : {&pairs, &quads, &lower}) v->assign(wide * lanes, 0);
+    for (size_t t = 0; t < in.tokens; ++t)
+      for (size_t i = 0; i < lanes; ++i) {
+        const size_t tile = w.order ? i / 32 : i / 16, input = w.order ? w.order[kTile - 32 + i % 32] / 16 : i % 16;
+        const int16_t a = codes[(tile / 8 * in.tokens + t) * kBlock + tile % 8 * 16 + input];
+        const size_t at = (i / 16 * wide + t) * 16 + i % 16;
+        pairs[at] = int32_t(uint32_t(uint16_t(a)) * 0x10001u);
+        quads[at] = int32_t(uint32_t(uint8_t(a)) * 0x1010101u);
+        lower[at] = int32_t(uint16_t(a));
+      }
     in.pairs = pairs.data(), in.quads = quads.data(), in.lower = lower.data();
   }
 };
@@ -238,7 +239,7 @@ struct Prepared {
 void chunk_of(const TrellisMatrix& w, const Prepared& p, size_t tokens, Rounding rounding, size_t first, size_t last,
               float* y, size_t width) {
   const TrellisSet& set = trellis_set();
-  if (rounding != Rounding::none && tokens == 1) return w.kernel.one(w, first, last, p.in, y);
+  if (rounding != Rounding::none && tokens <= w.kernel.most) return w.kernel.few(w, first, last, p.in, y, width);
   alignas(64) thread_local int16_t levels[kBlock * 16];
   alignas(64) thread_local float floats[kBlock * 16];
   for (size_t block = 0; block * kBlock < w.inputs; ++block)

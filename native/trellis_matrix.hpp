@@ -27,19 +27,21 @@ struct TrellisInput {
   const float* scale;    // [T, padded / 128]
   const float* sum;      // [T, padded / 128] scale * sum of the codes
   const int16_t* codes;  // [padded / 128, T, 128]: rows of one matrix would fall into the same lines of the cache
-  const int32_t* pairs;  // one token: each code twice, as 16 bits, in the order of the lanes
-  const int32_t* quads;  // one token: the same, four times as 8 bits
-  const int32_t* lower;  // one token: the same, once, in the lower 16 bits
+  // For `few`: [lanes / 16, T rounded up to a power of two, 16], in the order of the lanes, with zeros for more tokens.
+  const int32_t* pairs;  // each code twice, as 16 bits
+  const int32_t* quads;  // four times as 8 bits
+  const int32_t* lower;  // once, in the lower 16 bits
 };
 
 // The functions of one instruction set for one stream type.
 struct TrellisKernel {
-  // y[16 * (last - first)] of one token, tile columns [first, last)
-  void (*one)(const TrellisMatrix&, size_t first, size_t last, const TrellisInput&, float* y);
+  // y[t * stride + 16 * (last - first)] of up to `most` tokens, tile columns [first, last)
+  void (*few)(const TrellisMatrix&, size_t first, size_t last, const TrellisInput&, float* y, size_t stride);
   // levels of a tile: [8 pairs of inputs][16 outputs][2]
   void (*levels)(const TrellisMatrix&, const uint8_t* tile, int16_t* panel);
   // values of a tile times scales [16]: [16 inputs][16 outputs], with an input stride in floats
   void (*numbers)(const TrellisMatrix&, const uint8_t* tile, const float* scales, float* out, size_t stride);
+  size_t most;
 };
 
 struct TrellisSet {

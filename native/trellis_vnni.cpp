@@ -55,13 +55,16 @@ PQ_INLINE float sum4(__m128 x) {
 PQ_INLINE __m256i upper(__m512i x) { return _mm512_extracti64x4_epi64(x, 1); }
 
 // The order of vector v's lanes in a tile. Rows: 16 outputs of one input. Tensor-core fragments: 8 inputs of 2 outputs.
+// sums: accumulators of one of N tokens; a product waits four cycles for the last one.
+template <int N>
 struct Rows {
-  static constexpr int sums = 4;
-  static constexpr int sum(int v) { return v % 4; }
+  static constexpr int sums = N < 4 ? 4 : 2;
+  static constexpr int sum(int v) { return v % sums; }
   static constexpr size_t stride = 16;
   static PQ_INLINE __m512i input(const int32_t* inputs, int v) { return _mm512_set1_epi32(inputs[v]); }
   static PQ_INLINE void finish(const __m512i* acc, __m256 out[2]) {
-    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(acc[0], acc[1]), _mm512_add_epi32(acc[2], acc[3]));
+    __m512i sum = acc[0];
+    for (int i = 1; i < sums; ++i) sum = _mm512_add_epi32(sum, acc[i]);
     out[0] = _mm256_cvtepi32_ps(_mm512_castsi512_si256(sum)), out[1] = _mm256_cvtepi32_ps(upper(sum));
   }
 };
@@ -81,16 +84,17 @@ struct Fragments {
   }
 };
 
-// A codebook: accumulated products of the levels of states and activations.
+// A codebook: what a state becomes, and the accumulated products of that and activations.
 
 // A level is the sum of the four bytes of a product: with an activation four times in its lane, the products add up in
 // one operation.
 struct Mul1 {
   PQ_INLINE explicit Mul1(const TrellisMatrix&) {}
   static PQ_INLINE const int32_t* inputs(const TrellisInput& in) { return in.quads; }
-  PQ_INLINE __m512i add(__m512i acc, __m512i state, __m512i a) const {
-    return _mm512_dpbusd_epi32(acc, _mm512_mullo_epi32(state, _mm512_set1_epi32(int(0x83DCD12D))), a);
+  PQ_INLINE __m512i spread(__m512i state) const {
+    return _mm512_mullo_epi32(state, _mm512_set1_epi32(int(0x83DCD12D)));
   }
+  static PQ_INLINE __m512i add(__m512i acc, __m512i bytes, __m512i a) { return _mm512_dpbusd_epi32(acc, bytes, a); }
 };
 
 // Two half-precision numbers hashed from each state, added in half precision. Of each, the sign, the two lowest bits of
@@ -107,78 +111,105 @@ struct Halves {
     return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(changed), _mm512_srai_epi32(x, 3),
                                                          _mm512_set1_epi32(kept), kXorOfAnd));
   }
-  PQ_INLINE __m512i add(__m512i acc, __m512i state, __m512i a) const {
+  PQ_INLINE __m512i spread(__m512i state) const {
     __m512i x = _mm512_mullo_epi32(state, _mm512_set1_epi32(int(factor)));
     if constexpr (offset != 0) x = _mm512_add_epi32(x, _mm512_set1_epi32(int(offset)));
     const __m512 sum = _mm512_add_ps(upper_half(x), upper_half(_mm512_slli_epi32(x, 16)));
     const __m512 number = _mm512_cvtph_ps(_mm512_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-    return _mm512_dpwssd_epi32(acc, _mm512_cvtps_epi32(_mm512_mul_ps(number, unit)), a);
+    return _mm512_cvtps_epi32(_mm512_mul_ps(number, unit));
   }
+  static PQ_INLINE __m512i add(__m512i acc, __m512i level, __m512i a) { return _mm512_dpwssd_epi32(acc, level, a); }
 };
 using Mcg = Halves<0xCBAC1FED, 0>;
 using ThreeInst = Halves<89226354, 64248484>;
 
-template <int k, class B, class Order, bool all>
+template <int k, int N, class B, class Order, bool all>
 PQ_INLINE void times_block(const TrellisMatrix& w, const uint8_t* tile, size_t count, const int32_t* inputs,
-                           __m256 sums[2]) {
+                           __m256 (&sums)[N][2]) {
   const B book(w);
   const __m512i mask = _mm512_set1_epi32((1 << w.window) - 1);
   const size_t row_bytes = w.tile_columns() * 32 * k;
-  __m512i acc[Order::sums];
-  for (__m512i& a : acc) a = _mm512_setzero_si512();
-  for (size_t r = 0; r < count; ++r, tile += row_bytes, inputs += Order::stride) {
+  __m512i acc[N][Order::sums];
+  for (auto& of_token : acc)
+    for (__m512i& a : of_token) a = _mm512_setzero_si512();
+  for (size_t r = 0; r < count; ++r, tile += row_bytes, inputs += N * Order::stride) {
     for (int i = 0; i < 32 * k; i += 64)
       _mm_prefetch(reinterpret_cast<const char*>(tile + 8 * row_bytes + i), _MM_HINT_T0);
     each<k, all>(
         tile, mask,
-        [&](auto v, __m512i state)
-            PQ_FLAT { acc[Order::sum(v)] = book.add(acc[Order::sum(v)], state, Order::input(inputs, v)); },
+        [&](auto v, __m512i state) PQ_FLAT {
+          const __m512i x = book.spread(state);
+          for (int n = 0; n < N; ++n) {
+            __m512i& sum = acc[n][Order::sum(v)];
+            sum = B::add(sum, x, Order::input(inputs + 16 * n, v));
+          }
+        },
         std::make_index_sequence<16>{});
   }
-  Order::finish(acc, sums);
+  for (int n = 0; n < N; ++n) Order::finish(acc[n], sums[n]);
 }
 
-template <int k, class B, class Order>
-void one(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y) {
-  const size_t rows = w.tile_rows();
+template <int k, int N, class B, class Order>
+void tokens_times(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y, size_t stride) {
+  const size_t rows = w.tile_rows(), blocks = in.padded / 128;
   for (size_t block = 0; block * 8 < rows; ++block) {
     const size_t count = rows - block * 8 < 8 ? rows - block * 8 : 8;
     const float* scales = w.scales_of(block * 128);
-    const __m256 step = _mm256_set1_ps(in.scale[block] * w.step), zero = _mm256_set1_ps(in.sum[block] * w.zero);
-    const int32_t* inputs = B::inputs(in) + block * 8 * Order::stride;
+    const int32_t* inputs = B::inputs(in) + block * 8 * Order::stride * N;
     for (size_t c = first; c < last; ++c) {
       const uint8_t* tile = w.tile(block * 8, c);
-      __m256 sums[2];
+      __m256 sums[N][2];
       if (w.window == 16)
-        times_block<k, B, Order, true>(w, tile, count, inputs, sums);
+        times_block<k, N, B, Order, true>(w, tile, count, inputs, sums);
       else
-        times_block<k, B, Order, false>(w, tile, count, inputs, sums);
-      for (int h = 0; h < 2; ++h)
-        add_floats(y + 16 * (c - first) + 8 * h,
-                   _mm256_mul_ps(_mm256_fmadd_ps(sums[h], step, zero), _mm256_loadu_ps(scales + 16 * c + 8 * h)));
+        times_block<k, N, B, Order, false>(w, tile, count, inputs, sums);
+      for (size_t n = 0; n < in.tokens; ++n) {
+        const size_t at = n * blocks + block;
+        const __m256 step = _mm256_set1_ps(in.scale[at] * w.step), zero = _mm256_set1_ps(in.sum[at] * w.zero);
+        for (int h = 0; h < 2; ++h)
+          add_floats(y + n * stride + 16 * (c - first) + 8 * h,
+                     _mm256_mul_ps(_mm256_fmadd_ps(sums[n][h], step, zero), _mm256_loadu_ps(scales + 16 * c + 8 * h)));
+      }
     }
   }
 }
 
-using One = decltype(TrellisKernel::one);
+// Without the codebook mul1, and for fragments, decoding takes so long, or so many registers, that one token is best.
+template <int k, class B, class Order>
+void one(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y, size_t stride) {
+  tokens_times<k, 1, B, Order>(w, first, last, in, y, stride);
+}
 
-template <class B, class Order, size_t... k>
-One of_bits(unsigned bits, std::index_sequence<k...>) {
-  static constexpr One all[] = {one<int(k) + 1, B, Order>...};
+template <int k>
+void few(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y, size_t stride) {
+  if (in.tokens == 1) return tokens_times<k, 1, Mul1, Rows<1>>(w, first, last, in, y, stride);
+  if (in.tokens == 2) return tokens_times<k, 2, Mul1, Rows<2>>(w, first, last, in, y, stride);
+  tokens_times<k, 4, Mul1, Rows<4>>(w, first, last, in, y, stride);
+}
+
+using Few = decltype(TrellisKernel::few);
+
+template <size_t... k>
+Few few_of(unsigned bits, std::index_sequence<k...>) {
+  static constexpr Few all[] = {few<int(k) + 1>...};
   return all[bits - 1];
 }
 
-template <class B>
-One of_order(unsigned bits, bool row_major) {
-  constexpr auto widths = std::make_index_sequence<8>{};
-  return row_major ? of_bits<B, Rows>(bits, widths) : of_bits<B, Fragments>(bits, widths);
+template <class B, class Order, size_t... k>
+Few of_bits(unsigned bits, std::index_sequence<k...>) {
+  static constexpr Few all[] = {one<int(k) + 1, B, Order>...};
+  return all[bits - 1];
 }
 
 TrellisKernel find(unsigned bits, Book book, bool row_major) {
   TrellisKernel kernel = trellis_avx2().find(bits, book, row_major);
-  if (book == Book::mul1) kernel.one = of_order<Mul1>(bits, row_major);
-  if (book == Book::mcg) kernel.one = of_order<Mcg>(bits, row_major);
-  if (book == Book::three_inst) kernel.one = of_order<ThreeInst>(bits, row_major);
+  constexpr auto widths = std::make_index_sequence<8>{};
+  const auto of = [&](auto rows, auto fragments) { kernel.few = row_major ? rows : fragments; };
+  if (book == Book::mcg) of(of_bits<Mcg, Rows<1>>(bits, widths), of_bits<Mcg, Fragments>(bits, widths));
+  if (book == Book::three_inst)
+    of(of_bits<ThreeInst, Rows<1>>(bits, widths), of_bits<ThreeInst, Fragments>(bits, widths));
+  if (book == Book::mul1) of(few_of(bits, widths), of_bits<Mul1, Fragments>(bits, widths));
+  if (book == Book::mul1 && row_major) kernel.most = 4;
   return kernel;
 }
 

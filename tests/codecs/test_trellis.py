@@ -115,9 +115,12 @@ def test_engines_give_equal_products(name: str, kernels: str) -> None:
             continue
         group = Group([handle], [shape[0]])
         x = np.random.default_rng(1).standard_normal((9, shape[1])).astype(np.float32)
-        for tokens in (1, 2, 5, 9):
+        (every,) = group(x, "block")
+        for tokens in (1, 2, 3, 4, 5, 9):
             for rounding in ("none", "block"):
                 (y,) = group(x[:tokens], rounding)
+                if rounding == "block":  # whatever the number of tokens
+                    np.testing.assert_array_equal(y, every[:tokens])
                 with native.engine("numpy"):
                     want = codec.multiply(parts, shape, x[:tokens], rounding)
                 assert np.abs(y - want).max() <= 1e-5 * max(1e-6, np.abs(want).max()), (shape, tokens, rounding)

@@ -13,6 +13,7 @@ flags=(-std=c++20 -O1 -DPOLYQUANT_NO_CLONES -ffp-contract=off -fno-math-errno -f
   -fsanitize=fuzzer-no-link,address,undefined,float-cast-overflow,local-bounds -fno-sanitize-recover=all)
 declare -A sets=(
   [packed_avx2]="-mavx2 -mfma -mf16c" [affine_avx2]="-mavx2 -mfma -mf16c" [trellis_avx2]="-mavx2 -mfma -mf16c"
+  [trellis_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mavx512vbmi"
   [decoder_avx2]="-mavx2 -mfma -mf16c" [trellis_encode_avx2]="-mavx2"
   [packed_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mprefer-vector-width=256"
   [grouped_avx2]="-mavx2 -mfma -mf16c"

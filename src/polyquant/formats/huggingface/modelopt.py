@@ -25,7 +25,7 @@ from polyquant.codecs.hf_mxfp8 import HF_MXFP8
 from polyquant.codecs.hf_nvfp4 import HFNvfp4
 from polyquant.errors import InputError, PlanError, printable
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read
-from polyquant.formats.huggingface.schemes import StoredTensor
+from polyquant.formats.huggingface.schemes import LinearLayers, StoredTensor
 from polyquant.formats.huggingface.small_floats import (
     KINDS,
     fp8_weight,
@@ -36,7 +36,6 @@ from polyquant.formats.huggingface.small_floats import (
     stored_as,
     without,
 )
-from polyquant.formats.linears import is_linear
 from polyquant.types import Codec, Shape, TensorSpec
 
 __all__ = ["SCHEME", "SETTINGS", "modules", "weight_of"]
@@ -96,11 +95,10 @@ def _algorithm(settings: Mapping[str, Any]) -> str:
     return algorithm if isinstance(algorithm, str) else ""
 
 
-class _ModelOpt:
+class _ModelOpt(LinearLayers):
     """Writing ModelOpt's folders."""
 
-    name, title, methods = "modelopt", "ModelOpt weights", frozenset({"modelopt"})
-    default = "hf_nvfp4"
+    name, title = "modelopt", "ModelOpt weights"
 
     def holds(self, codec: Codec) -> bool:
         """True for the codecs of small floats in ModelOpt's layout."""
@@ -120,10 +118,6 @@ class _ModelOpt:
             return HF_MXFP4 if have.scale == "e8m0" else HFNvfp4(static=isinstance(codec, HFNvfp4) and codec.static)
         held = held_fp8(codec, inv=False, dtype="f32")
         return held if held is not None and self.holds(held) else None
-
-    def quantizes(self, name: str, shape: Shape) -> bool:
-        """Linear layers without the output head."""
-        return is_linear(name, shape)
 
     def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
         """The parts; scalars without dimensions, scales of blocks with four. Raises PlanError."""

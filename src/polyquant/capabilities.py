@@ -11,7 +11,7 @@ class, so that a new codec changes no caller.
     options     Configurable, Tiled, Fitted
     bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, MaybeIntegers
     searches    FitsInputs, QuantizesStored, MayOnlyRead
-    codes       HoldsBlocks, PacksRows, CutsParts, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
+    codes       HoldsBlocks, PacksRows, CutsParts, WithBits, Grouped, Ordered, TrellisDialect
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "Configurable", "CountsSymbols", "Cut", "CutsParts", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped",
     "HoldsAffineCodes", "HoldsBias", "HoldsBlocks", "MayNeedPeak", "MayOnlyRead", "MaybeIntegers", "Opaque", "Ordered",
     "OwnProduct", "Packed", "PacksRows", "QuantizesStored", "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect",
-    "WithBits", "WithOffsets", "claims",
+    "WithBits", "claims",
 ]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
@@ -300,14 +300,6 @@ class Ordered(Protocol):
     @property
     def ordered(self) -> bool:
         """True if they are."""
-
-
-@runtime_checkable
-class WithOffsets(Protocol):
-    """Can return the offsets of its codes without unpacking the codes."""
-
-    def offsets(self, parts: Parts, shape: Shape) -> F32:
-        """The offsets (zero points), float32 of any shape; zeros for none. Raises CodecError if a part does not fit."""
 
 
 @runtime_checkable

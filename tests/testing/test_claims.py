@@ -34,7 +34,7 @@ CLAIMS = {
     "PacksRows WithBits",
     "chatglm.4": "DecodesRows FitsInputs HoldsAffineCodes MayOnlyRead OwnProduct Packed PacksRows WithBits",
     "fp8.e4m3": "CutsParts DecodesRows MayNeedPeak OwnProduct Packed",
-    "w8a16": "Configurable DecodesRows Grouped HoldsBias OwnProduct Packed WithBits WithOffsets",
+    "w8a16": "Configurable DecodesRows Grouped HoldsBias OwnProduct Packed WithBits",
 }
 
 

@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.affine_codec import (
-    FLOAT_TYPES,
     AffineCodec,
     group_count,
     grouped_columns,
@@ -37,7 +36,7 @@ from polyquant.codecs.affine_codec import (
     unpacked_bits,
 )
 from polyquant.codecs.arguments import exact_part
-from polyquant.codecs.keeping import Integers
+from polyquant.codecs.keeping import FLOAT_TYPES, Integers
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
 from polyquant.ops import code_streams, int8
 from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
@@ -70,9 +69,6 @@ class CompressedTensors(AffineCodec):
     dtype: str = "bf16"
     dynamic: bool = False
     static: str = ""
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def name(self) -> str:

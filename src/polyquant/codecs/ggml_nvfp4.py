@@ -32,9 +32,6 @@ _GROUP, _TOGETHER = 16, 4
 class ScaledNvfp4(FloatCodec):
     """The codec; see the module docstring."""
 
-    def __str__(self) -> str:
-        return self.name
-
     @property
     def name(self) -> str:
         """The name."""

@@ -24,6 +24,7 @@ from polyquant.ops import small_floats
 from polyquant.types import F32, ScaledFloats
 
 __all__ = [
+    "FLOAT_TYPES",
     "ROUNDABLE",
     "Condition",
     "Fate",
@@ -41,9 +42,10 @@ __all__ = [
 ]
 
 Dtype: TypeAlias = Literal["f16", "bf16", "f32"]
-_NUMPY: dict[str, np.dtype[Any]] = {
+FLOAT_TYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
 }  # fmt: skip
+"""Scale dtype in a codec's name -> numpy dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ def _integers(have: Integers, want: Integers, columns: int | None) -> Verdict:
     if (grouping := _grouping(have, want, columns)) is not None:
         return _impossible(grouping)
     conditions = []
-    if _NUMPY[have.scale] != _NUMPY[want.scale] and want.scale != "f32":
+    if FLOAT_TYPES[have.scale] != FLOAT_TYPES[want.scale] and want.scale != "f32":
         conditions.append(Condition.SCALES_FIT)
     conditions += _zeros(have, want)
     return Verdict(Fate.EXACT, "", tuple(conditions))
@@ -262,7 +264,7 @@ def _exact_product(a: F32, b: F32) -> bool:
 
 def _fits(values: F32, dtype: str) -> bool:
     with np.errstate(over="ignore"):
-        stored: NDArray[Any] = values.astype(_NUMPY[dtype])
+        stored: NDArray[Any] = values.astype(FLOAT_TYPES[dtype])
     return bool((stored.astype(np.float32) == values).all())
 
 

@@ -24,7 +24,6 @@ from polyquant.capabilities import (
     Tiled,
     TrellisDialect,
     WithBits,
-    WithOffsets,
 )
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
@@ -220,8 +219,6 @@ def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
             assert codes.scale.shape[1] == groups, (codes.scale.shape, codec.group)
         if isinstance(codec, WithBits):
             assert codes.bits >= codec.bits, (codes.bits, codec.bits)
-        if isinstance(codec, WithOffsets):
-            assert bool(codec.offsets(parts, shape).any()) == bool(codes.offset.any())
     if isinstance(codec, TrellisDialect):
         own = codec.trellis(shape)
         assert isinstance(own, TrellisDialect) and own.trellis(shape) is own

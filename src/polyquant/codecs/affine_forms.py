@@ -205,6 +205,8 @@ def _takes(target: Codec, shape: Shape) -> bool:
 
 def same_codes(weight: Weight, target: Codec) -> bool:
     """True if `target` can hold a weight's codes unchanged; its scales may be rounded."""
+    if weight.codec.name == target.name:
+        return True
     if target.form is not Affine and target.name not in _BLOCKS:
         return False
     if weight.codec.form is not Affine and target.form is not Affine:

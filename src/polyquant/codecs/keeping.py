@@ -55,7 +55,7 @@ class Integers:
     bits: width of a code, 2 to 8. group: columns per scale, 0 for the whole row. scale: dtype of the scales, and of
     biases. zero: "none", "integer" (from 0 to 2^bits - 1 as unsigned codes), or "bias" (a float added to code * scale,
     codes unsigned). tensor: one scale for the tensor. ordered: a group index per column. fixed: the scale includes that
-    of the layer's inputs. ternary: the only codes are -1, 0 and 1.
+    of the layer's inputs. ternary: the only codes are -1, 0 and 1. factors: each column has a factor of its own.
     """
 
     bits: int
@@ -66,6 +66,7 @@ class Integers:
     ordered: bool = False
     fixed: bool = False
     ternary: bool = False
+    factors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,22 +166,29 @@ def keeps(have: Traits, want: Traits, columns: int | None = None) -> Verdict:
 
 
 def _integers(have: Integers, want: Integers, columns: int | None) -> Verdict:
-    if want.ternary and not have.ternary:
-        return _impossible("the target has the codes -1, 0 and 1 only")
-    if want.bits < have.bits:
-        return _impossible(f"{want.bits} bits cannot hold {have.bits}-bit codes")
-    if have.ordered and (not want.ordered or have.group != want.group):
-        lacks = "other groups" if want.ordered else "no group index"
-        return _impossible(f"columns belong to groups in any order, and the target has {lacks}")
-    if want.fixed and not have.fixed:
-        return _impossible("the target's scale includes that of the layer's inputs, which the source does not have")
-    if (grouping := _grouping(have, want, columns)) is not None:
-        return _impossible(grouping)
+    if (lack := _lack(have, want) or _grouping(have, want, columns)) is not None:
+        return _impossible(lack)
     conditions = []
     if FLOAT_TYPES[have.scale] != FLOAT_TYPES[want.scale] and want.scale != "f32":
         conditions.append(Condition.SCALES_FIT)
     conditions += _zeros(have, want)
     return Verdict(Fate.EXACT, "", tuple(conditions))
+
+
+def _lack(have: Integers, want: Integers) -> str | None:
+    """The reason why the target cannot hold codes of this kind, whatever their groups; None if it can."""
+    if have.factors or want.factors:
+        return f"each column of the {'source' if have.factors else 'target'} has a factor of its own"
+    if want.ternary and not have.ternary:
+        return "the target has the codes -1, 0 and 1 only"
+    if want.bits < have.bits:
+        return f"{want.bits} bits cannot hold {have.bits}-bit codes"
+    if have.ordered and (not want.ordered or have.group != want.group):
+        lacks = "other groups" if want.ordered else "no group index"
+        return f"columns belong to groups in any order, and the target has {lacks}"
+    if want.fixed and not have.fixed:
+        return "the target's scale includes that of the layer's inputs, which the source does not have"
+    return None
 
 
 def _grouping(have: Integers, want: Integers, columns: int | None) -> str | None:

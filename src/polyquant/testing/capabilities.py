@@ -25,6 +25,7 @@ from polyquant.capabilities import (
     TrellisDialect,
     WithBits,
 )
+from polyquant.codecs.keeping import HoldsIntegers
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.ops.matmul import Group, round_activations
@@ -213,7 +214,8 @@ def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
     if isinstance(codec, WithBits):
         assert isinstance(codec.bits, int) and 1 <= codec.bits <= 8, codec.bits
     if isinstance(codes, Affine):
-        apart = isinstance(codec, Ordered) and codec.ordered  # one scale per column
+        factors = isinstance(codec, HoldsIntegers) and codec.integers.factors
+        apart = factors or (isinstance(codec, Ordered) and codec.ordered)  # one scale per column
         if isinstance(codec, Grouped) and not apart:
             groups = shape[1] // codec.group if codec.group else 1
             assert codes.scale.shape[1] == groups, (codes.scale.shape, codec.group)

@@ -88,6 +88,7 @@ KEPT = [
     ("ct-fp8-block128-ragged", "fp8", "transcode"), ("ct-fp8-tensor-static", "modelopt", "transcode"),
     ("modelopt-fp8-kv", "compressed-tensors", "copy"), ("modelopt-fp8-pcpt", "compressed-tensors", "copy"),
     ("ct-fp8-channel-dynamic", "modelopt", "transcode"), ("modelopt-fp8-pb-wo", "fp8", "transcode"),
+    ("ct-mxfp8", "mlx", "transcode"), ("modelopt-mxfp8", "mlx", "transcode"), ("ct-mxfp4a16", "mlx", "transcode"),
 ]  # fmt: skip
 
 
@@ -96,12 +97,13 @@ def test_codes_are_kept(case, to, action, tmp_path):
     source, out = hub_vectors.folder(case), tmp_path / "out"
     report = polyquant.convert(source, out, to=to, allow_unknown=True)
     before, after = polyquant.open(source), polyquant.open(out)
-    done = {s.tensor: s.action for s in report.steps}
+    done = {s.tensor: s for s in report.steps}
     for name in (n for n in GOLDEN[case]["weights"]):
-        assert done[name] == action
+        assert done[name].action == action
         (codes, scales), (kept, there) = codes_of(before[name]), codes_of(after[name])
         np.testing.assert_array_equal(codes, kept)
         np.testing.assert_allclose(there, scales, rtol=3e-7)  # a reciprocal may differ in the last bit
+        assert done[name].exact == (action == "transcode" and np.array_equal(there, scales))
     back = tmp_path / "back"
     polyquant.convert(out, back, to=SCHEMES[case.partition("-")[0]], allow_unknown=True)
     ours, theirs = stored(back), stored(source)

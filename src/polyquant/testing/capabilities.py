@@ -10,6 +10,7 @@ from polyquant.capabilities import (
     FitsInputs,
     Fitted,
     Grouped,
+    HoldsAffineCodes,
     HoldsBias,
     HoldsBlocks,
     MaybeIntegers,
@@ -25,7 +26,6 @@ from polyquant.capabilities import (
     TrellisDialect,
     WithBits,
 )
-from polyquant.codecs.keeping import HoldsIntegers
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.ops.matmul import Group, round_activations
@@ -214,7 +214,7 @@ def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
     if isinstance(codec, WithBits):
         assert isinstance(codec.bits, int) and 1 <= codec.bits <= 8, codec.bits
     if isinstance(codes, Affine):
-        factors = isinstance(codec, HoldsIntegers) and codec.integers.factors
+        factors = isinstance(codec, HoldsAffineCodes) and codec.integers.factors
         apart = factors or (isinstance(codec, Ordered) and codec.ordered)  # one scale per column
         if isinstance(codec, Grouped) and not apart:
             groups = shape[1] // codec.group if codec.group else 1

@@ -34,6 +34,7 @@ from polyquant.formats.huggingface.small_floats import (
     KINDS,
     fp8_weight,
     held_fp8,
+    held_mx,
     mxfp4_weight,
     mxfp8_weight,
     nvfp4_weight,
@@ -140,8 +141,10 @@ class _ModelOpt(LinearLayers):
         if have is None:
             assert integers is not None
             return None if integers.bits > 4 or shape[0] % 2 else ModelOptInt4(integers.group)
+        if (powers := held_mx(have)) is not None:
+            return powers
         if have.element == "e2m1":
-            return HF_MXFP4 if have.scale == "e8m0" else HFNvfp4(static=isinstance(codec, HFNvfp4) and codec.static)
+            return HFNvfp4(static=isinstance(codec, HFNvfp4) and codec.static)
         held = held_fp8(codec, inv=False, dtype="f32")
         return held if held is not None and self.holds(held) else None
 

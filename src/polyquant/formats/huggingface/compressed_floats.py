@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyquant.codecs.float_forms import small_floats_of
+from polyquant.codecs.float_forms import scales_inputs, small_floats_of
 from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.hf_mxfp8 import HF_MXFP8
@@ -91,7 +91,7 @@ def holding(codec: Codec, shape: Shape) -> Codec | None:
     if (powers := held_mx(have)) is not None:
         return powers
     if have.element == "e2m1":
-        return HFNvfp4("divides", isinstance(codec, HFNvfp4) and codec.static)
+        return HFNvfp4("divides", scales_inputs(codec))
     return held_fp8(codec, inv=False, dtype="bf16" if have.scale == "e8m0" else None)
 
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.codecs.affine_forms import integers_of
-from polyquant.codecs.float_forms import small_floats_of
+from polyquant.codecs.float_forms import scales_inputs, small_floats_of
 from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.hf_mxfp8 import HF_MXFP8
@@ -144,7 +144,7 @@ class _ModelOpt(LinearLayers):
         if (powers := held_mx(have)) is not None:
             return powers
         if have.element == "e2m1":
-            return HFNvfp4(static=isinstance(codec, HFNvfp4) and codec.static)
+            return HFNvfp4(static=scales_inputs(codec))
         held = held_fp8(codec, inv=False, dtype="f32")
         return held if held is not None and self.holds(held) else None
 

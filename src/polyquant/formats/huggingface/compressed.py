@@ -16,6 +16,7 @@ import numpy as np
 
 from polyquant.codecs.affine_forms import integers_of
 from polyquant.codecs.compressed_tensors import CompressedTensors
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError, printable
 from polyquant.formats.huggingface import compressed_floats
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
@@ -202,6 +203,8 @@ class _CompressedTensors(LinearLayers):
         have = integers_of(codec)
         if isinstance(codec, CompressedTensors) or have is None:
             return codec if have is not None else None
+        if isinstance(codec, MsModelSlim) and codec.kind in ("w8a8", "w8a8s"):
+            return CompressedTensors(8, False, dtype="f32", static="szp")
         if len(shape) != 2 or (have.group and shape[1] % have.group):
             return None
         zeros = "" if have.zero == "none" else "zpp"

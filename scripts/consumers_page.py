@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from pages import write_or_check
 from polyquant.analysis.consumers import NAMES, consumer, consumer_findings
 from polyquant.analysis.consumers.record import Effect
 
@@ -120,14 +121,7 @@ def main(arguments: list[str]) -> int:
     if "--headers" in arguments:
         source = Path(arguments[arguments.index("--headers") + 1])
         hub_headers.HEADERS.write_bytes(hub_headers.pack(source))
-    fresh = page()
-    if "--check" in arguments:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == fresh:
-            return 0
-        print(f"{PAGE.name} is out of date: run scripts/consumers_page.py")
-        return 1
-    PAGE.write_text(fresh, encoding="utf-8")
-    return 0
+    return write_or_check(PAGE, page(), arguments, "consumers_page.py")
 
 
 if __name__ == "__main__":

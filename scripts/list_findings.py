@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from pages import write_or_check
 from polyquant.analysis.explain import all_codes
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
@@ -54,14 +55,7 @@ def _first_sentence(text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write or check the page."""
-    fresh = page()
-    if "--check" in arguments:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == fresh:
-            return 0
-        print(f"{PAGE.name} is out of date: run scripts/list_findings.py")
-        return 1
-    PAGE.write_text(fresh, encoding="utf-8")
-    return 0
+    return write_or_check(PAGE, page(), arguments, "list_findings.py")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from inspect import unwrap
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from pages import write_or_check
 from polyquant.capabilities import Tile
 from polyquant.conversion.convert import plan
 from polyquant.options import options_of
@@ -155,14 +156,7 @@ def _defaults(name: str, keywords: Mapping[str, _Keyword]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write or check the module."""
-    fresh = page()
-    if "--check" in arguments:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == fresh:
-            return 0
-        print(f"{PAGE} is not what the option classes say: run scripts/make_keywords.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(fresh, encoding="utf-8")
-    return 0
+    return write_or_check(PAGE, page(), arguments, "make_keywords.py")
 
 
 if __name__ == "__main__":

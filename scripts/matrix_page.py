@@ -1,14 +1,15 @@
 """Write docs/formats/matrix.md: which packings keep the codes of which, from the traits of the codecs.
 
-PYTHONPATH=src python scripts/matrix_page.py
+PYTHONPATH=src python scripts/matrix_page.py [--check]
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pages import write_or_check
 from polyquant.analysis.matrix import FLOAT_PACKINGS, PACKINGS, Matrix, Pair, matrix
 from polyquant.codecs.keeping import Fate
 
@@ -66,15 +67,10 @@ def _reasons(found: Sequence[Pair]) -> str:
     return "| reason | for example | pairs |\n|---|---|---:|\n" + "".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit 1 if the page is out of date")
-    check = parser.parse_args().check
-    text = page()
-    if check and TARGET.read_text() != text:
-        raise SystemExit(f"{TARGET.name} is out of date: PYTHONPATH=src python scripts/matrix_page.py")
-    TARGET.write_text(text)
+def main(arguments: list[str]) -> int:
+    """Write or check the page."""
+    return write_or_check(TARGET, page(), arguments, "matrix_page.py")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

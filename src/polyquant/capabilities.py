@@ -11,7 +11,7 @@ class, so that a new codec changes no caller.
     options     Configurable, Tiled, Fitted
     bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, MaybeIntegers
     searches    FitsInputs, QuantizesStored, MayOnlyRead
-    codes       HoldsBlocks, PacksRows, CutsParts, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
+    codes       HoldsBlocks, PacksRows, CutsParts, WithBits, Grouped, Ordered, MayFixInputs, TrellisDialect
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar, runtime_checkab
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.types import F32, Affine, Codec, Form, Parts, Rounding, Shape
+from polyquant.types import F32, Activation, Affine, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
     "Configurable", "CountsSymbols", "Cut", "CutsParts", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped",
-    "HoldsAffineCodes", "HoldsBias", "HoldsBlocks", "MayNeedPeak", "MayOnlyRead", "MaybeIntegers", "Opaque", "Ordered",
-    "OwnProduct", "Packed", "PacksRows", "QuantizesStored", "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect",
-    "WithBits", "WithOffsets", "claims",
+    "HoldsAffineCodes", "HoldsBias", "HoldsBlocks", "MayFixInputs", "MayNeedPeak", "MayOnlyRead", "MaybeIntegers",
+    "Opaque", "Ordered", "OwnProduct", "Packed", "PacksRows", "QuantizesStored", "Stackable", "Swappable", "Tile",
+    "Tiled", "TrellisDialect", "WithBits", "claims",
 ]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
@@ -245,6 +245,17 @@ class CutsParts(Protocol):
 
 
 @runtime_checkable
+class MayFixInputs(Protocol):
+    """Affine codes whose layer's inputs may have a fixed grid (static quantization)."""
+
+    def input_grid(self, parts: Parts, codes: Affine) -> Activation | None:
+        """The grid for rows of codes; None without one. Its quant_bias lacks the layer's bias. parts: complete.
+
+        Raises CodecError if a part does not fit, or a sum does not fit int32.
+        """
+
+
+@runtime_checkable
 class HoldsAffineCodes(Protocol):
     """Affine codes of other tools, whose tables and codes are read separately."""
 
@@ -300,14 +311,6 @@ class Ordered(Protocol):
     @property
     def ordered(self) -> bool:
         """True if they are."""
-
-
-@runtime_checkable
-class WithOffsets(Protocol):
-    """Can return the offsets of its codes without unpacking the codes."""
-
-    def offsets(self, parts: Parts, shape: Shape) -> F32:
-        """The offsets (zero points), float32 of any shape; zeros for none. Raises CodecError if a part does not fit."""
 
 
 @runtime_checkable

@@ -60,7 +60,13 @@ CODECS: dict[str, str] = {
 _NAMED = (
     {n: n for n in ("trellis", "metal_marlin", "exl3", "gptq", "awq", "fp8", "mlx", "hf_nvfp4", "hqq", "torchao")}
     | dict.fromkeys(("w8a16", "w8a8", "w8a8s", "w4a16", "w4a8"), "msmodelslim")
-    | {"compressed": "compressed_tensors", "chatglm": "chatglm_int", "bnb": "bitsandbytes"}
+    | {
+        "compressed": "compressed_tensors",
+        "chatglm": "chatglm_int",
+        "bnb": "bitsandbytes",
+        "modelopt": "modelopt_int4",
+        "nvfp4": "ggml_nvfp4",
+    }
 )
 """First part of a name -> module, for families with many members: each module parses its names."""
 FORMATS: dict[str, str] = {  # in descending order of priority

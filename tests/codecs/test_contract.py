@@ -48,7 +48,8 @@ READERS = [
     "chatglm.8", "chatglm.4.bf16",
     "bnb.nf4.b64", "bnb.fp4.b128", "bnb.fp4.b64.flat", "bnb.nf4.b64.double", "bnb.int8", "hqq.8.g64.axis1.f32",
     "hqq.4.g64.axis1", "hqq.4.g64.axis0.bf16", "hqq.3.g32.axis0", "hqq.3.g64.axis1.bf16", "hqq.2.g16.axis1",
-    "hqq.1.g8.axis0.f32", "torchao.int4.g32", "torchao.int4.f32", "torchao.int8.g32.f32", "torchao.int8.sym.f16",
+    "hqq.1.g8.axis0.f32", "modelopt.int4.g32", "modelopt.int4.pre", "modelopt.int4.g32.pre.f16",
+    "torchao.int4.g32", "torchao.int4.f32", "torchao.int8.g32.f32", "torchao.int8.sym.f16",
 ]  # fmt: skip
 
 MLX = {  # name -> error

@@ -15,7 +15,7 @@ N, K = 64, 384
 INTEGERS = (
     "compressed.p4.g32", "compressed.p4.g128.zpp", "compressed.p4.g32.zp.f16", "compressed.p8", "compressed.p3.g64",
     "compressed.p8.g128.f32", "gptq.2.g32", "gptq.3.g128", "gptq.4.g128", "gptq.4.g32.v2", "gptq.8", "awq.4.g64",
-    "awq.4",
+    "awq.4", "modelopt.int4.g32", "modelopt.int4",
 )  # fmt: skip
 FLOATS = ("fp8.e4m3", "fp8.e5m2.f32", "fp8.e4m3.tensor", "fp8.e4m3.b128.inv.f32", "hf_mxfp4")
 

@@ -1,13 +1,17 @@
 """Conversions compared with the files that llama.cpp and bitnet.cpp write for the same folders."""
 
 import json
+import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import polyquant as pq
 from golden import VECTORS
+from polyquant.conversion.merge import sum_reports
+from polyquant.conversion.report import StepReport, errors_of
 from polyquant.errors import InputError, PlanError
 from polyquant.ops.metrics import error_sums
 
@@ -148,6 +152,26 @@ def test_q4_0_becomes_floats_without_requantize(tmp_path):
     pq.convert(source, tmp_path / "hf", to="hf", codec="f32")
     error = pq.compare(source, tmp_path / "hf").error
     assert error.dd == 0
+
+
+def test_weights_that_are_proved_equal_are_reported_so(tmp_path):
+    source = MODELS / "tiny-llama-untied" / "tiny-llama-untied-Q4_0.gguf"
+    report = pq.convert(source, tmp_path / "out", to="compressed-tensors")
+    steps = [s for s in report.steps if s.action == "transcode" and s.source == "q4_0"]
+    assert steps and all(s.exact and s.error is None for s in steps)
+    rows = {row["tensor"]: row for row in report.rows()}
+    after, before = pq.open(tmp_path / "out"), pq.open(source)
+    for step in steps:
+        assert (rows[step.tensor]["snr_db"], rows[step.tensor]["max_error"]) == (math.inf, 0)
+        assert StepReport.from_json(step.to_json()) == step
+        if "o_proj" not in step.tensor:
+            continue
+        name = step.tensor.replace("model.layers.", "blk.").replace("self_attn.o_proj", "attn_output")
+        np.testing.assert_array_equal(after[step.tensor].dequantize(), before[name].dequantize())
+    rounded = replace(steps[0], error=error_sums(np.ones(2, np.float32), np.zeros(2, np.float32)), exact=False)
+    assert sum_reports(steps[0], steps[1:]).exact and not sum_reports(steps[0], [rounded]).exact
+    assert errors_of([*steps, rounded])["snr_db"] == 0 and errors_of(steps)["rrmse"] == 0
+    assert errors_of([replace(steps[0], exact=False)]) is None
 
 
 def test_a_split_gguf_opens_as_one(tmp_path):

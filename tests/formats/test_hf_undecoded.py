@@ -177,8 +177,8 @@ def test_modelopt_has_a_separate_file(tmp_path):
     path = folder(tmp_path / "m", SCALED, {})
     (path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
     assert str(open_checkpoint(path)[f"{UP}.weight"].codec) == "fp8.e4m3.tensor.f32.static"
-    (path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "W4A16_AWQ"}}))
-    refused(folder(path, parts(weight=BYTES, weight_scale=floats(64, 2)), {}), "modelopt W4A16_AWQ", "HF061")
+    (path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}}))
+    refused(folder(path, parts(weight=BYTES, weight_scale=floats(64, 2)), {}), "modelopt W4A8_AWQ", "HF061")
 
 
 def test_a_named_scheme_is_refused_for_any_tensors(tmp_path):

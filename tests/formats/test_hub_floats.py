@@ -11,8 +11,9 @@ import pytest
 import hub_vectors
 import polyquant
 from polyquant.codecs.float_codec import factors
-from polyquant.codecs.float_forms import refloated, unfloated
-from polyquant.errors import InputError, PlanError, PolyquantError
+from polyquant.codecs.float_forms import as_ggml, refloated, unfloated
+from polyquant.errors import InputError, PlanError, PolyquantError, UnsupportedError
+from polyquant.opening import open_checkpoint
 from polyquant.ops import small_floats as sf
 from polyquant.rows import in_memory
 from polyquant.runtime.load import load
@@ -88,6 +89,7 @@ KEPT = [
     ("ct-fp8-block128-ragged", "fp8", "transcode"), ("ct-fp8-tensor-static", "modelopt", "transcode"),
     ("modelopt-fp8-kv", "compressed-tensors", "copy"), ("modelopt-fp8-pcpt", "compressed-tensors", "copy"),
     ("ct-fp8-channel-dynamic", "modelopt", "transcode"), ("modelopt-fp8-pb-wo", "fp8", "transcode"),
+    ("ct-mxfp8", "mlx", "transcode"), ("modelopt-mxfp8", "mlx", "transcode"), ("ct-mxfp4a16", "mlx", "transcode"),
 ]  # fmt: skip
 
 
@@ -96,12 +98,13 @@ def test_codes_are_kept(case, to, action, tmp_path):
     source, out = hub_vectors.folder(case), tmp_path / "out"
     report = polyquant.convert(source, out, to=to, allow_unknown=True)
     before, after = polyquant.open(source), polyquant.open(out)
-    done = {s.tensor: s.action for s in report.steps}
+    done = {s.tensor: s for s in report.steps}
     for name in (n for n in GOLDEN[case]["weights"]):
-        assert done[name] == action
+        assert done[name].action == action
         (codes, scales), (kept, there) = codes_of(before[name]), codes_of(after[name])
         np.testing.assert_array_equal(codes, kept)
         np.testing.assert_allclose(there, scales, rtol=3e-7)  # a reciprocal may differ in the last bit
+        assert done[name].exact == (action == "transcode" and np.array_equal(there, scales))
     back = tmp_path / "back"
     polyquant.convert(out, back, to=SCHEMES[case.partition("-")[0]], allow_unknown=True)
     ours, theirs = stored(back), stored(source)
@@ -128,11 +131,18 @@ def test_float_experts_become_mxfp4(tmp_path):
         np.testing.assert_array_equal(polyquant.open(out)[name].dequantize(), polyquant.open(source)[name].dequantize())
 
 
-@pytest.mark.parametrize("case", ["modelopt-nvfp4-a16", "ct-nvfp4a16", "ct-mxfp4a16"])
+GGUF = {
+    "modelopt-nvfp4-a16": "nvfp4.scaled", "ct-nvfp4a16": "nvfp4.scaled", "ct-mxfp4a16": "mxfp4",
+    "modelopt-nvfp4": "nvfp4.scaled.static", "ct-nvfp4": "nvfp4.scaled.static",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GGUF)
 def test_gguf_and_back(case, tmp_path):
-    """The codes and scale bytes, and the scale of the tensor as a separate tensor."""
+    """The codes and scale bytes, and the scales of the tensor and of the inputs as separate tensors."""
     weight = polyquant.open(hub_vectors.folder(case))[f"{DOWN}.weight"]
-    target, gguf = polyquant.codec("mxfp4" if "mxfp4" in case else "nvfp4.scaled"), tmp_path / "a.gguf"
+    target, gguf = polyquant.codec(GGUF[case]), tmp_path / "a.gguf"
+    assert as_ggml(weight) == target
     parts = refloated(unfloated(weight.codec, dict(weight.parts), weight.shape), target)
     polyquant.save({"x.weight": Weight("x.weight", weight.shape, target, in_memory(parts))}, gguf)
     assert set(polyquant.open(gguf)) == {"x.weight"}
@@ -141,8 +151,39 @@ def test_gguf_and_back(case, tmp_path):
     for ours, theirs in zip(codes_of(back), codes_of(weight), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-7)
     again = refloated(unfloated(back.codec, dict(back.parts), back.shape), weight.codec)
-    for part in set(again) - {"weight_scale_2"}:
+    if "input_scale" in again:  # llama.cpp's converter writes it as ModelOpt does, the reciprocal of the other one's
+        stated = np.asarray(weight.parts["input_scale"])
+        np.testing.assert_array_equal(back.parts["input_scale"], 1 / stated if case.startswith("ct") else stated)
+        np.testing.assert_allclose(again["input_scale"], stated, rtol=2e-7)
+    for part in set(again) - {"weight_scale_2", "input_scale"}:
         np.testing.assert_array_equal(again[part].view(np.uint8), np.asarray(weight.parts[part]).view(np.uint8))
+
+
+def test_gguf_without_the_scale_of_the_tensor(tmp_path):
+    """llama.cpp omits a scale of 1."""
+    weight = polyquant.open(hub_vectors.folder("modelopt-nvfp4"))[f"{DOWN}.weight"]
+    parts = refloated(unfloated(weight.codec, dict(weight.parts), weight.shape), polyquant.codec("nvfp4.scaled.static"))
+    blocks = Weight("x.weight", weight.shape, polyquant.codec("nvfp4"), in_memory({"blocks": parts["blocks"]}))
+    polyquant.save({"x.weight": blocks, "x.input_scale": parts["input_scale"]}, tmp_path / "a.gguf")
+    found = polyquant.open(tmp_path / "a.gguf")["x.weight"]
+    assert found.codec.name == "nvfp4.scaled.static"
+    assert found.parts["scale"] == 1 and found.parts["input_scale"] == parts["input_scale"]
+    np.testing.assert_array_equal(found.dequantize(), blocks.dequantize())
+
+
+def test_gguf_with_a_scale_for_each_expert(tmp_path):
+    """No codec applies these scales, and without them the weights would be wrong."""
+    blocks = np.zeros((2 * 4, 36), np.uint8)
+    stack = Weight("blk.0.ffn_up_exps.weight", (2, 4, 64), polyquant.codec("nvfp4"), in_memory({"blocks": blocks}))
+    path = tmp_path / "a.gguf"
+    polyquant.save({stack.name: stack, "blk.0.ffn_up_exps.scale": np.ones(2, np.float32)}, path)
+    for use in (lambda: open_checkpoint(path), lambda: polyquant.convert(path, tmp_path / "b.gguf", codec="f16")):
+        with pytest.raises(UnsupportedError, match="a scale for each"):
+            use()
+    assert stack.name in polyquant.open(path)
+    assert "GGUF037" in {f.code for f in polyquant.validate(path)}
+    polyquant.save({stack.name: stack}, tmp_path / "c.gguf")
+    assert open_checkpoint(tmp_path / "c.gguf")[stack.name].codec.name == "nvfp4"
 
 
 # ---------------------------------------------------------------- broken folders

@@ -30,11 +30,11 @@ CLAIMS = {
     "gptq.4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayOnlyRead Ordered OwnProduct Packed "
     "PacksRows WithBits",
     "awq.4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayOnlyRead OwnProduct Packed PacksRows WithBits",
-    "compressed.p4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayOnlyRead Ordered OwnProduct Packed "
-    "PacksRows WithBits",
+    "compressed.p4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayFixInputs MayOnlyRead Ordered OwnProduct "
+    "Packed PacksRows WithBits",
     "chatglm.4": "DecodesRows FitsInputs HoldsAffineCodes MayOnlyRead OwnProduct Packed PacksRows WithBits",
     "fp8.e4m3": "CutsParts DecodesRows MayNeedPeak OwnProduct Packed",
-    "w8a16": "Configurable DecodesRows Grouped HoldsBias OwnProduct Packed WithBits WithOffsets",
+    "w8a16": "Configurable DecodesRows Grouped HoldsBias OwnProduct Packed WithBits",
 }
 
 

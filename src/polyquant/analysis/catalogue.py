@@ -48,6 +48,7 @@ _ABOUT = {
     "awq": "AWQ: 4-bit codes with a scale per group",
     "fp8": "8-bit floats with scales (compressed-tensors, FBGEMM, DeepSeek, ModelOpt)",
     "bitsandbytes": "bitsandbytes: 4-bit codes of a table (NF4, FP4) with an absmax per block, or int8 rows",
+    "modelopt_int4": "ModelOpt: 4-bit codes with a scale per group, also with AWQ's factors of the inputs",
     "hqq": "HQQ: codes of 1 to 8 bits with a scale and a fractional zero point per group",
     "torchao": "torchao: integer codes, one per byte, with scales",
     "msmodelslim": "msModelSlim (Ascend): int8 or int4 codes with scales; int4 takes a byte per code until a dialect "

@@ -22,7 +22,7 @@ PACKINGS: tuple[str, ...] = (
     "compressed.p4.g32", "compressed.p4.g32.zpp", "compressed.p8.g32", "compressed.i8",
     "gptq.2.g32", "gptq.3.g32", "gptq.4.g32.sym", "gptq.4.g32", "gptq.8.g32.sym", "gptq.4.g32.act", "awq.4.g32",
     "mlx.2.g32", "mlx.3.g32", "mlx.4.g32", "mlx.5.g32", "mlx.6.g32", "mlx.8.g32",
-    "w4a16.g32", "w8a16.g32", "w8a16", "w8a8", "torchao.int4.g32", "bnb.int8",
+    "w4a16.g32", "w8a16.g32", "w8a16", "w8a8", "modelopt.int4.g32", "torchao.int4.g32", "bnb.int8",
 )  # fmt: skip
 """One codec for each packing of integers, in the order of the table."""
 FLOAT_PACKINGS: tuple[str, ...] = (

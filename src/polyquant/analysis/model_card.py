@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from polyquant.analysis.inspect import architecture_of
-from polyquant.conversion.report import StepReport
+from polyquant.conversion.report import StepReport, errors_of
 from polyquant.errors import InputError, printable
 from polyquant.formats.protocol import Format, NamesReaders
-from polyquant.ops.metrics import ErrorSums
 from polyquant.storage import strict_json
 from polyquant.tables import decibel, size
 from polyquant.types import Checkpoint
@@ -103,9 +102,8 @@ def _errors(recipe: str, steps: Sequence[StepReport]) -> list[str]:
         groups.setdefault((step.action, step.source, step.target), []).append(step)
     rows = []
     for (action, source, target), members in groups.items():
-        measured = [s.error for s in members if s.error is not None]
-        e = sum(measured, ErrorSums())
-        figures = (decibel(e.snr), f"{e.rrmse:.5f}") if measured else ("", "")
+        e = errors_of(members)
+        figures = (decibel(e["snr_db"]), f"{e['rrmse']:.5f}") if e else ("", "")
         rows.append((_cell(action), f"`{_cell(source)}`", f"`{_cell(target)}`", f"{len(members):,}", *figures))
     head = ["## Errors", "", *([f"Recipe: {_cell(recipe)}.", ""] if recipe else [])]
     return head + _table(("action", "from", "to", "tensors", "SNR dB", "relative RMSE"), rows)

@@ -26,12 +26,11 @@ from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.terminal import say, say_some
 from polyquant.conversion.convert import check_disk, convert, guess_format, plan, smaller
 from polyquant.conversion.execute import Engine, memory_limit, refuse_shared
-from polyquant.conversion.report import Report, StepReport
+from polyquant.conversion.report import Report, StepReport, errors_of
 from polyquant.conversion.steps import Plan
 from polyquant.conversion.tasks import Part, cost, parse_part, shares
 from polyquant.errors import PolyquantError, listed, printable
 from polyquant.formats.existing import refuse_existing, refuse_overlap, refuse_target
-from polyquant.ops.metrics import ErrorSums
 from polyquant.storage.locations import located
 from polyquant.types import Action
 
@@ -244,9 +243,8 @@ def print_report(report: Report, part: Part | None = None) -> None:
         groups.setdefault((s.action, s.source, s.target), []).append(s)
     for (action, source, target), steps in groups.items():
         what = f"copy {source}" if action == "copy" else f"{action} {source} > {target}"
-        measured = [s.error for s in steps if s.error is not None]
-        e = sum(measured, ErrorSums())
-        row = [decibel(e.snr), f"{e.rrmse:.5f}"] if measured else ["", ""]
+        e = errors_of(steps)
+        row = [decibel(e["snr_db"]), f"{e['rrmse']:.5f}"] if e else ["", ""]
         t.add_row(what, str(len(steps)), size(sum(s.nbytes for s in steps)), *row)
     t.show()
     say_some(_notes(report))

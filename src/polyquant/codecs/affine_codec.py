@@ -11,24 +11,23 @@ rows out of them, so only a block of codes is ever unpacked.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.arguments import column_weights, finite, of_form, output, real
-from polyquant.codecs.keeping import Integers, whole_zeros
+from polyquant.codecs.arguments import column_weights, finite, matrix_of, of_form, output, real
+from polyquant.codecs.keeping import FLOAT_TYPES, Integers, whole_zeros
+from polyquant.codecs.named import NamedCodec
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import affine, code_streams, grouped, halves, int8, native
 from polyquant.ops.matmul import round_activations
 from polyquant.registry import Search
-from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Rounding, Shape, as_matrix
+from polyquant.types import F32, U8, Affine, Parts, Rounding, Shape, as_matrix
 
 __all__ = [
-    "FLOAT_TYPES",
     "AffineCodec",
     "Stored",
     "decoded_rows",
@@ -40,41 +39,19 @@ __all__ = [
     "words_of",
 ]
 
-FLOAT_TYPES: dict[str, np.dtype[Any]] = {
-    "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
-}  # fmt: skip
-"""Scale dtype in a codec's name -> numpy dtype."""
 _KINDS: dict[int, grouped.Kind] = {2: "2", 3: "3", 4: "4", 5: "5", 6: "6", 8: "8"}
 _SEARCH = Search("polyquant.quantizers.grouped:quantize")
 _SEARCH_FOR = Search("polyquant.quantizers.grouped_inputs:quantize_for")
 
 
 @dataclass(frozen=True, slots=True)
-class AffineCodec(ABC):
+class AffineCodec(NamedCodec):
     """A codec for another tool's affine codes. Subclasses define its name, its parts and how they unpack and pack."""
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Codec name; includes every option that affects the bytes."""
 
     @property
     def form(self) -> type[Affine]:
         """Affine integer codes."""
         return Affine
-
-    @property
-    def granule(self) -> tuple[int, int]:
-        """Any shape; `specs` rejects shapes that do not divide."""
-        return 1, 1
-
-    @property
-    def row_sliced(self) -> bool:
-        """False where a part is transposed, packed along the rows, or a table for all rows."""
-        return False
 
     @property
     def writable(self) -> bool:
@@ -85,10 +62,6 @@ class AffineCodec(ABC):
     @abstractmethod
     def integers(self) -> Integers:
         """The traits that decide which codes are kept."""
-
-    @abstractmethod
-    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """Specs of the parts of a weight [N, K]. Raises CodecError if the packing does not divide the shape."""
 
     @abstractmethod
     def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, F32 | None]:
@@ -154,12 +127,11 @@ class AffineCodec(ABC):
         if not self.writable:
             raise UnsupportedError(f"{self.name} is read-only", hint="choose another codec, e.g. w8a16.g128 or q8_0")
         floats = real(self.name, w)
-        if floats.ndim != 2:
-            raise CodecError(f"{self.name} needs a matrix", expected="[N, K]", found=list(floats.shape))
-        if not floats.shape[1]:
+        _, k = matrix_of(self.name, floats.shape)
+        if not k:
             raise CodecError(f"{self.name} needs at least one column", found=list(floats.shape))
         self.specs(floats.shape)
-        weights = column_weights(importance, floats.shape[1])
+        weights = column_weights(importance, k)
         codes: Affine = _SEARCH(self.integers, finite(self.name, floats), weights)
         return codes
 
@@ -264,13 +236,12 @@ def group_count(name: str, shape: Shape, group: int) -> int:
 
     Raises CodecError for a non-matrix or if K is not a multiple of it.
     """
-    if len(shape) != 2 or min(shape) < 0:
-        raise CodecError(f"{name} needs a matrix", expected="[N, K]", found=list(shape))
-    if group and shape[1] % group:
+    _, k = matrix_of(name, shape)
+    if group and k % group:
         raise CodecError(
             f"groups of {name} do not divide this weight", expected=f"K a multiple of {group}", found=list(shape)
         )
-    return shape[1] // group if group else 1
+    return k // group if group else 1
 
 
 def words_of(name: str, count: int, bits: int) -> int:

@@ -227,6 +227,8 @@ def _takes(target: Codec, shape: Shape) -> bool:
 
 def same_codes(weight: Weight, target: Codec) -> bool:
     """True if `target` can hold a weight's codes unchanged; its scales may be rounded."""
+    if weight.codec.name == target.name:
+        return True
     if target.form is not Affine and target.name not in _BLOCKS:
         return False
     if weight.codec.form is not Affine and target.form is not Affine:
@@ -245,6 +247,8 @@ def exact_msmodelslim(codec: Codec, shape: Shape) -> MsModelSlim | None:
     have = integers_of(codec)
     if len(shape) != 2 or have is None or have.ordered or have.zero == "bias":
         return None
+    if isinstance(codec, CompressedTensors) and codec.static and codec.bits == 8 and not (codec.group or codec.zeros):
+        return MsModelSlim("w8a8")
     if isinstance(codec, CompressedTensors) and codec.dynamic and codec.bits == 8 and not (codec.group or codec.zeros):
         return MsModelSlim("w8a8.dynamic")
     narrow = have.bits <= 4 and codec.form is not Ternary and not isinstance(codec, ChatGLMInt)

@@ -17,6 +17,7 @@ __all__ = [
     "column_weights",
     "exact_part",
     "finite",
+    "matrix_of",
     "non_finite",
     "of_form",
     "output",
@@ -53,6 +54,13 @@ def non_finite(name: str, w: NDArray[Any]) -> CodecError:
     return CodecError(
         f"{name} cannot quantize NaN or infinity", found=f"{len(wrong):,} of {w.size:,} values, first {first}"
     )
+
+
+def matrix_of(name: str, shape: Shape) -> tuple[int, int]:
+    """N and K. Raises CodecError for a shape that no matrix has."""
+    if len(shape) != 2 or min(shape) < 0:
+        raise CodecError(f"{name} needs a matrix", expected="[N, K]", found=list(shape))
+    return shape[0], shape[1]
 
 
 def column_weights(importance: ArrayLike | None, k: int) -> F32 | None:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from polyquant.codecs.affine_codec import (
-    FLOAT_TYPES,
     AffineCodec,
     group_count,
     stored_codes,
@@ -27,7 +26,7 @@ from polyquant.codecs.affine_codec import (
     words_of,
 )
 from polyquant.codecs.arguments import exact_part
-from polyquant.codecs.keeping import Integers
+from polyquant.codecs.keeping import FLOAT_TYPES, Integers
 from polyquant.errors import UnknownNameError
 from polyquant.ops import code_streams, grouped, halves
 from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
@@ -45,9 +44,6 @@ class AWQ(AffineCodec):
 
     group: int = 0
     dtype: str = "f16"
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def name(self) -> str:

@@ -36,9 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.affine_codec import AffineCodec, group_count
-from polyquant.codecs.arguments import exact_part, output
+from polyquant.codecs.arguments import exact_part, matrix_of, output
 from polyquant.codecs.keeping import Integers
-from polyquant.codecs.read_only import ReadOnlyBlocks, matrix_of
+from polyquant.codecs.read_only import ReadOnlyBlocks
 from polyquant.errors import UnknownNameError
 from polyquant.types import F32, I8, U8, ArraySpec, Parts, Shape
 
@@ -108,11 +108,8 @@ class BitsAndBytes4(ReadOnlyBlocks):
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K], or only `rows` of it; the parts are always complete."""
-        arrays = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
-        n, k = shape
-        start, stop, _ = (slice(None) if rows is None else rows).indices(n)
-        count = max(0, stop - start)
-        out = output(out, shape if rows is None else (count, k))
+        arrays, start, count, out = self._asked(parts, shape, rows, out)
+        k = shape[1]
         if count * k == 0:
             return out
         weight, block = arrays["weight"].reshape(-1), self.block
@@ -160,9 +157,6 @@ class BitsAndBytes8(AffineCodec):
 
     bits: int = 8
     group: int = 0
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def name(self) -> str:

@@ -16,9 +16,9 @@ from functools import cache
 
 import numpy as np
 
-from polyquant.codecs.affine_codec import FLOAT_TYPES, AffineCodec, group_count
+from polyquant.codecs.affine_codec import AffineCodec, group_count
 from polyquant.codecs.arguments import exact_part
-from polyquant.codecs.keeping import Integers
+from polyquant.codecs.keeping import FLOAT_TYPES, Integers
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.types import F32, I8, ArraySpec, Parts, Shape
 
@@ -33,9 +33,6 @@ class ChatGLMInt(AffineCodec):
 
     bits: int
     dtype: str = "f16"
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def name(self) -> str:

@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.affine_codec import (
-    FLOAT_TYPES,
     AffineCodec,
     group_count,
     grouped_columns,
@@ -37,10 +36,10 @@ from polyquant.codecs.affine_codec import (
     unpacked_bits,
 )
 from polyquant.codecs.arguments import exact_part
-from polyquant.codecs.keeping import Integers
+from polyquant.codecs.keeping import FLOAT_TYPES, Integers
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
 from polyquant.ops import code_streams, halves, int8
-from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
+from polyquant.types import F32, I8, U8, Activation, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["NAMES", "CompressedTensors", "compressed_tensors_named"]
 
@@ -58,7 +57,7 @@ class CompressedTensors(AffineCodec):
     bits: 2 to 8. words: codes are packed into 32-bit words. group: columns per scale, 0 for the whole row. zeros: "",
     "zp" (i8) or "zpp" (packed). tensor: one scale per tensor. ordered: a group index per column. dtype: of the scales.
     dynamic: inputs are quantized per token. static: "", "static" or "szp": the parts have a scale of the inputs, and a
-    zero point; they are copied, never computed.
+    zero point; they are kept from codes that have them, never computed.
     """
 
     bits: int
@@ -70,9 +69,6 @@ class CompressedTensors(AffineCodec):
     dtype: str = "bf16"
     dynamic: bool = False
     static: str = ""
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def name(self) -> str:
@@ -157,6 +153,27 @@ class CompressedTensors(AffineCodec):
         stored = exact_part(parts, part, spec)[rows]
         return self._signed(stored, shape[1]) if self.words else np.asarray(stored)
 
+    def input_grid(self, parts: Parts, codes: Affine) -> Activation | None:
+        """The scale and zero point of the inputs, with products for symmetric rows; None without them.
+
+        Raises CodecError if a part does not fit, or a sum does not fit int32.
+        """
+        if not self.static or self.zeros or self.group:
+            return None
+        kinds = {"input_scale": FLOAT_TYPES[self.dtype], "input_zero_point": np.dtype(np.int8)}
+        scale, offset = (
+            np.asarray(exact_part(parts, key, ArraySpec((1,), kind)), np.float32)
+            if key == "input_scale" or self.static == "szp"
+            else np.zeros(1, np.float32)
+            for key, kind in kinds.items()
+        )
+        with np.errstate(all="ignore"):
+            deq = codes.scale[:, 0] * scale
+        total = int8.quant_bias(None, deq, offset, codes.codes.sum(1, dtype=np.int64))
+        if np.abs(total).max(initial=0) > np.iinfo(np.int32).max:
+            raise CodecError("a sum of codes times the zero point does not fit int32", found=f"{np.abs(total).max():g}")
+        return Activation(scale, offset, deq, total.astype(np.int32))
+
     def stream(self, parts: Parts, shape: Shape) -> U8 | None:
         """The words as they are stored; None for bytes, and for zero points outside the range of codes."""
         if not self.words:
@@ -171,10 +188,10 @@ class CompressedTensors(AffineCodec):
 
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
         """Write rows of codes. Raises CodecError if the codes or their scales cannot be held, UnsupportedError with
-        static inputs.
+        static inputs for codes without a grid of the inputs.
         """
         if self.static:
-            raise UnsupportedError(f"{self.name} is read-only", hint="choose a codec without .static or .szp")
+            out |= self._stored_grid(codes.activation)
         scales = out["weight_scale"]
         got = stored_codes(self.name, codes, self.integers, 1 if self.tensor else scales.shape[1])
         rows = slice(start, start + len(codes.codes))
@@ -200,6 +217,20 @@ class CompressedTensors(AffineCodec):
             words[first : first + stream.shape[1] // 4] = stream.view("<i4").T
         if self.ordered:
             out["weight_g_idx"][:] = got.index
+
+    def _stored_grid(self, grid: Activation | None) -> dict[str, NDArray[Any]]:
+        if grid is None:
+            raise UnsupportedError(f"{self.name} is read-only", hint="choose a codec without .static or .szp")
+        low, high = (-128, 127) if self.static == "szp" else (0, 0)
+        if (grid.offset != np.clip(np.rint(grid.offset), low, high)).any():
+            raise CodecError(
+                f"{self.name} cannot hold the zero point of the inputs", expected=f"an integer from {low} to {high}",
+                found=f"{grid.offset[0]:g}", hint="choose a codec without .static or .szp",
+            )  # fmt: skip
+        scale = stored_table(self.name, "input scales", grid.scale, FLOAT_TYPES[self.dtype])
+        return {"input_scale": scale} | (
+            {"input_zero_point": grid.offset.astype(np.int8)} if self.static == "szp" else {}
+        )
 
     def _signed(self, words: Any, count: int) -> I8:
         """int32 [rows, words] -> int8 [rows, count]; modulo 256, which is two's complement."""

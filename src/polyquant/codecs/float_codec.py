@@ -7,7 +7,7 @@ Conversions stream such weights, too: they read the rows of each part that a blo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs.arguments import column_weights, exact_part, finite, of_form, output, real
 from polyquant.codecs.keeping import SmallFloats
+from polyquant.codecs.named import NamedCodec
 from polyquant.errors import CodecError
 from polyquant.ops import small_floats
 from polyquant.ops.matmul import round_activations
 from polyquant.registry import Search
-from polyquant.types import F32, U8, ArraySpec, Parts, Rounding, ScaledFloats, Shape, as_matrix
+from polyquant.types import F32, U8, Parts, Rounding, ScaledFloats, Shape, as_matrix
 
 __all__ = [
     "FloatCodec", "codes_form", "cut", "decoded_floats", "factors", "paired_codes", "stored_scalar", "stored_scales",
@@ -30,26 +31,13 @@ _SEARCH = Search("polyquant.quantizers.small_floats:quantize")
 
 
 @dataclass(frozen=True, slots=True)
-class FloatCodec(ABC):
+class FloatCodec(NamedCodec):
     """A codec of small floats. Subclasses define its name, its parts and how they unpack and pack."""
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Codec name; includes every option that affects the bytes."""
 
     @property
     def form(self) -> type[ScaledFloats]:
         """Small floats with block scales."""
         return ScaledFloats
-
-    @property
-    def granule(self) -> tuple[int, int]:
-        """Any number of rows; whole groups of columns where these are packed."""
-        return 1, 1
 
     @property
     def row_sliced(self) -> bool:
@@ -70,10 +58,6 @@ class FloatCodec(ABC):
     def needs_peak(self) -> bool:
         """True if there is a scale of the whole tensor."""
         return bool(self.floats.tensor) or self.floats.block[0] == 0
-
-    @abstractmethod
-    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """Specs of the parts of a weight [N, K]. Raises CodecError if the blocks do not divide the shape."""
 
     @abstractmethod
     def tables(self, parts: Parts, shape: Shape) -> ScaledFloats:

@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 from polyquant.codecs.arguments import stored_bytes
 from polyquant.codecs.float_codec import FloatCodec, paired_codes, stored_scales
 from polyquant.codecs.ggml_fp4 import MXFP4, NVFP4
-from polyquant.codecs.ggml_nvfp4 import NVFP4_SCALED
+from polyquant.codecs.ggml_nvfp4 import NVFP4_SCALED, NVFP4_SCALED_STATIC, ScaledNvfp4
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
+from polyquant.codecs.hf_nvfp4 import HFNvfp4
 from polyquant.codecs.keeping import Fate, HoldsFloats, SmallFloats, Verdict, float_resolved, keeps
 from polyquant.operations import Operation, Same
 from polyquant.ops import small_floats
 from polyquant.types import U8, Blocks, Codec, Parts, ScaledFloats, Shape, Weight, as_matrix
 
 __all__ = [
-    "RowsOf", "as_ggml", "moved", "moves_rows", "refloated", "same_floats", "scales_of", "small_floats_of", "unfloated",
-    "verdict",
+    "RowsOf", "as_ggml", "moved", "moves_rows", "refloated", "same_floats", "scales_inputs", "scales_of",
+    "small_floats_of", "unfloated", "verdict",
 ]  # fmt: skip
 
 _CHUNK = 1 << 22
@@ -165,11 +166,16 @@ def as_ggml(weight: Weight) -> Codec | None:
     if have is None or have.element != "e2m1":
         return None
     types: tuple[Codec, ...] = (MXFP4,) if have.scale == "e8m0" else (NVFP4, NVFP4_SCALED)
-    for codec in types:
+    for codec in (NVFP4_SCALED_STATIC,) if scales_inputs(weight.codec) else types:
         found = verdict(weight, codec) if weight.shape[-1] % codec.granule[1] == 0 else None
         if found is not None and found.fate is Fate.EXACT:
             return codec
     return None
+
+
+def scales_inputs(codec: Codec) -> bool:
+    """True for NVFP4 with a scale of the layer's inputs."""
+    return isinstance(codec, HFNvfp4 | ScaledNvfp4) and codec.static
 
 
 def moves_rows(codec: Codec, op: Operation) -> bool:

@@ -23,9 +23,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.affine_codec import FLOAT_TYPES, stored_table
+from polyquant.codecs.affine_codec import stored_table
+from polyquant.codecs.arguments import matrix_of
 from polyquant.codecs.float_codec import FloatCodec, codes_form, stored_scalar, stored_scales
-from polyquant.codecs.keeping import SmallFloats
+from polyquant.codecs.keeping import FLOAT_TYPES, SmallFloats
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import grouped
 from polyquant.types import U8, ArraySpec, Parts, ScaledFloats, Shape
@@ -56,9 +57,6 @@ class FP8(FloatCodec):
     dtype: str = "bf16"
     static: bool = False
 
-    def __str__(self) -> str:
-        return self.name
-
     @property
     def name(self) -> str:
         """Codec name: the kind, and the options that are not the default."""
@@ -87,9 +85,7 @@ class FP8(FloatCodec):
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
         """Specs of the parts of a weight [N, K]. Raises CodecError for a non-matrix."""
-        if len(shape) != 2:
-            raise CodecError(f"{self.name} needs a matrix", expected="[N, K]", found=list(shape))
-        n, k = shape
+        n, k = matrix_of(self.name, shape)
         b = self.block
         table: Shape = (1,) if self.tensor else (-(-n // b), -(-k // b)) if b else (n, 1)
         parts = {"weight": ArraySpec((n, k), _KINDS[self.kind]), self.scale: ArraySpec(table, _SCALES[self.dtype])}

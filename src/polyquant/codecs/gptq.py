@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.affine_codec import (
-    FLOAT_TYPES,
     AffineCodec,
     group_count,
     grouped_columns,
@@ -36,7 +35,7 @@ from polyquant.codecs.affine_codec import (
     words_of,
 )
 from polyquant.codecs.arguments import exact_part
-from polyquant.codecs.keeping import Integers
+from polyquant.codecs.keeping import FLOAT_TYPES, Integers
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import code_streams, grouped, halves
 from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
@@ -73,9 +72,6 @@ class GPTQ(AffineCodec):
     v2: bool = False
     ordered: bool = False
     dtype: str = "f16"
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def name(self) -> str:

@@ -31,9 +31,6 @@ _E4M3, _U8 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(np.uint8)
 class HFMxfp8(FloatCodec):
     """MXFP8; see the module docstring."""
 
-    def __str__(self) -> str:
-        return self.name
-
     @property
     def name(self) -> str:
         """The name."""

@@ -47,9 +47,6 @@ class HFNvfp4(FloatCodec):
     tensor: Literal["", "multiplies", "divides"] = "multiplies"
     static: bool = False
 
-    def __str__(self) -> str:
-        return self.name
-
     @property
     def name(self) -> str:
         """Codec name: how the scale of the tensor applies, and whether there is one of the inputs."""

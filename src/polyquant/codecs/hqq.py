@@ -29,9 +29,9 @@ from functools import cache
 
 import numpy as np
 
-from polyquant.codecs.affine_codec import FLOAT_TYPES
-from polyquant.codecs.arguments import exact_part, output
-from polyquant.codecs.read_only import ReadOnlyBlocks, matrix_of
+from polyquant.codecs.arguments import exact_part, matrix_of
+from polyquant.codecs.keeping import FLOAT_TYPES
+from polyquant.codecs.read_only import ReadOnlyBlocks
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape
 
@@ -97,11 +97,8 @@ class HQQ(ReadOnlyBlocks):
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K], or only `rows` of it; the parts are always complete."""
-        arrays = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
-        n, k = shape
-        start, stop, _ = (slice(None) if rows is None else rows).indices(n)
-        count = max(0, stop - start)
-        out = output(out, shape if rows is None else (count, k))
+        arrays, start, count, out = self._asked(parts, shape, rows, out)
+        k = shape[1]
         flat, columns = out.reshape(-1), self._matrix(shape)[1]
         scale, zero = (np.asarray(arrays[key], np.float32) for key in ("scale", "zero"))
         lines = max(1, _CHUNK // columns)

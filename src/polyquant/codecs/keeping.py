@@ -25,6 +25,7 @@ from polyquant.ops import halves, small_floats
 from polyquant.types import F32, ScaledFloats
 
 __all__ = [
+    "FLOAT_TYPES",
     "ROUNDABLE",
     "Condition",
     "Fate",
@@ -45,9 +46,10 @@ __all__ = [
 Dtype: TypeAlias = Literal["f16", "bf16", "f32"]
 Tables: TypeAlias = tuple[F32, F32, F32 | None]
 """Scales, offsets and biases (None without) of some rows, float32 [rows, G]."""
-_NUMPY: dict[str, np.dtype[Any]] = {
+FLOAT_TYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
 }  # fmt: skip
+"""Scale dtype in a codec's name -> numpy dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Integers:
     bits: width of a code, 2 to 8. group: columns per scale, 0 for the whole row. scale: dtype of the scales, and of
     biases. zero: "none", "integer" (from 0 to 2^bits - 1 as unsigned codes), or "bias" (a float added to code * scale,
     codes unsigned). tensor: one scale for the tensor. ordered: a group index per column. fixed: the scale includes that
-    of the layer's inputs. ternary: the only codes are -1, 0 and 1.
+    of the layer's inputs. ternary: the only codes are -1, 0 and 1. factors: each column has a factor of its own.
     """
 
     bits: int
@@ -68,6 +70,7 @@ class Integers:
     ordered: bool = False
     fixed: bool = False
     ternary: bool = False
+    factors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,22 +170,29 @@ def keeps(have: Traits, want: Traits, columns: int | None = None) -> Verdict:
 
 
 def _integers(have: Integers, want: Integers, columns: int | None) -> Verdict:
-    if want.ternary and not have.ternary:
-        return _impossible("the target has the codes -1, 0 and 1 only")
-    if want.bits < have.bits:
-        return _impossible(f"{want.bits} bits cannot hold {have.bits}-bit codes")
-    if have.ordered and (not want.ordered or have.group != want.group):
-        lacks = "other groups" if want.ordered else "no group index"
-        return _impossible(f"columns belong to groups in any order, and the target has {lacks}")
-    if want.fixed and not have.fixed:
-        return _impossible("the target's scale includes that of the layer's inputs, which the source does not have")
-    if (grouping := _grouping(have, want, columns)) is not None:
-        return _impossible(grouping)
+    if (lack := _lack(have, want) or _grouping(have, want, columns)) is not None:
+        return _impossible(lack)
     conditions = []
-    if _NUMPY[have.scale] != _NUMPY[want.scale] and want.scale != "f32":
+    if FLOAT_TYPES[have.scale] != FLOAT_TYPES[want.scale] and want.scale != "f32":
         conditions.append(Condition.SCALES_FIT)
     conditions += _zeros(have, want)
     return Verdict(Fate.EXACT, "", tuple(conditions))
+
+
+def _lack(have: Integers, want: Integers) -> str | None:
+    """The reason why the target cannot hold codes of this kind, whatever their groups; None if it can."""
+    if have.factors or want.factors:
+        return f"each column of the {'source' if have.factors else 'target'} has a factor of its own"
+    if want.ternary and not have.ternary:
+        return "the target has the codes -1, 0 and 1 only"
+    if want.bits < have.bits:
+        return f"{want.bits} bits cannot hold {have.bits}-bit codes"
+    if have.ordered and (not want.ordered or have.group != want.group):
+        lacks = "other groups" if want.ordered else "no group index"
+        return f"columns belong to groups in any order, and the target has {lacks}"
+    if want.fixed and not have.fixed:
+        return "the target's scale includes that of the layer's inputs, which the source does not have"
+    return None
 
 
 def _grouping(have: Integers, want: Integers, columns: int | None) -> str | None:
@@ -266,7 +276,7 @@ def _exact_product(a: F32, b: F32) -> bool:
 
 
 def _fits(values: F32, dtype: str) -> bool:
-    stored, _ = halves.narrow(values, _NUMPY[dtype])
+    stored, _ = halves.narrow(values, FLOAT_TYPES[dtype])
     return bool((halves.widen(stored) == values).all())
 
 

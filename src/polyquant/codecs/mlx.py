@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from polyquant.codecs.affine_codec import (
-    FLOAT_TYPES,
     AffineCodec,
     group_count,
     stored_codes,
@@ -34,7 +33,7 @@ from polyquant.codecs.affine_codec import (
     unpacked_bits,
 )
 from polyquant.codecs.arguments import exact_part
-from polyquant.codecs.keeping import Integers
+from polyquant.codecs.keeping import FLOAT_TYPES, Integers
 from polyquant.codecs.mlx_floats import MODES, MLXFloats
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import code_streams, halves
@@ -61,9 +60,6 @@ class MLX(AffineCodec):
     bits: int
     group: int = 64
     dtype: str = "bf16"
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def name(self) -> str:

@@ -41,9 +41,6 @@ class MLXFloats(FloatCodec):
 
     mode: str
 
-    def __str__(self) -> str:
-        return self.name
-
     @property
     def name(self) -> str:
         """Codec name: the mode."""

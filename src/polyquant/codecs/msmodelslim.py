@@ -39,9 +39,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.affine_codec import FLOAT_TYPES, decoded_rows
-from polyquant.codecs.arguments import exact_part, non_finite, of_form, output, part, real
-from polyquant.codecs.keeping import Integers
+from polyquant.codecs.affine_codec import decoded_rows
+from polyquant.codecs.arguments import exact_part, matrix_of, non_finite, of_form, output, real
+from polyquant.codecs.keeping import FLOAT_TYPES, Integers
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import affine, int8
 from polyquant.types import F32, I8, Activation, Affine, ArraySpec, Parts, Shape, as_matrix
@@ -164,9 +164,7 @@ class MsModelSlim:
 
         Raises CodecError for a non-matrix, or if groups or bytes do not divide it.
         """
-        if len(shape) != 2:
-            raise CodecError(f"{self.name} needs a matrix", expected="[N, K]", found=list(shape))
-        n, k = shape
+        n, k = matrix_of(self.name, shape)
         lines, columns = self.granule
         if n % lines or k % columns:
             raise CodecError(
@@ -294,12 +292,6 @@ class MsModelSlim:
             with np.errstate(all="ignore"):
                 scale = _rows(activation.deq_scale / activation.scale, n)
         return scale, offset, None
-
-    def offsets(self, parts: Parts, shape: Shape) -> F32:
-        """Return the stored offsets of rows and groups, float32 [any]; zeros for static types without them."""
-        keys = [key for key in self.specs(shape) if key.startswith("weight_offset")]
-        stored = [np.asarray(part(parts, key), np.float32).ravel() for key in keys]
-        return np.concatenate([*stored, np.zeros(1, np.float32)])
 
     def codes(self, weight: I8) -> I8:
         """Return the part `weight` as codes, int8 [N, K]."""

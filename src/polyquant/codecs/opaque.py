@@ -13,6 +13,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from polyquant.codecs.arguments import of_form, part
+from polyquant.codecs.named import NamedCodec
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape
 
@@ -20,7 +21,7 @@ __all__ = ["OpaqueCodec"]
 
 
 @dataclass(frozen=True, slots=True)
-class OpaqueCodec:
+class OpaqueCodec(NamedCodec):
     """The bytes of one tensor of an unknown GGUF type.
 
     why: a note on the type, for messages. part: name of the part.
@@ -31,9 +32,6 @@ class OpaqueCodec:
     why: str = "polyquant does not know this type"
     part: ClassVar[str] = "bytes"
 
-    def __str__(self) -> str:
-        return self.name
-
     @property
     def name(self) -> str:
         """ggml.type_<number>."""
@@ -43,16 +41,6 @@ class OpaqueCodec:
     def form(self) -> type[Blocks]:
         """Blocks: bytes of an unknown type."""
         return Blocks
-
-    @property
-    def granule(self) -> tuple[int, int]:
-        """Any shape."""
-        return 1, 1
-
-    @property
-    def row_sliced(self) -> bool:
-        """False: the row layout is unknown."""
-        return False
 
     @property
     def finding(self) -> str | None:

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.affine_codec import FLOAT_TYPES, AffineCodec, group_count
+from polyquant.codecs.affine_codec import AffineCodec, group_count
 from polyquant.codecs.arguments import exact_part
-from polyquant.codecs.keeping import Integers
+from polyquant.codecs.keeping import FLOAT_TYPES, Integers
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.types import F32, I8, ArraySpec, Parts, Shape
 
@@ -49,9 +49,6 @@ class TorchAOInt(AffineCodec):
     group: int = 0
     sym: bool = False
     dtype: str = "bf16"
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def name(self) -> str:

@@ -251,5 +251,7 @@ def sum_reports(first: StepReport, others: Iterable[StepReport]) -> StepReport:
     for other in others:
         errors = [e for e in (first.error, other.error) if e is not None]
         error = sum(errors, ErrorSums()) if errors else None
-        first = replace(first, nbytes=first.nbytes + other.nbytes, error=error, note=first.note or other.note)
+        exact = first.exact and other.exact
+        nbytes, note = first.nbytes + other.nbytes, first.note or other.note
+        first = replace(first, nbytes=nbytes, error=error, note=note, exact=exact)
     return first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from sys import intern
@@ -11,12 +13,16 @@ from polyquant.errors import printable
 from polyquant.ops.metrics import ErrorSums
 from polyquant.tables import Row, Table, decibel, size, tensor_columns
 
-__all__ = ["Report", "StepReport"]
+__all__ = ["Report", "StepReport", "errors_of"]
+
+_EQUAL = {"snr_db": math.inf, "rrmse": 0.0, "cosine": 1.0, "max_error": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The result for one tensor. error: None if nothing was lost or it was not measured; note: about changed scales."""
+    """The result for one tensor. error: None if nothing was lost or it was not measured. note: about changed scales.
+    exact: the codes and scales prove that every weight is equal, so nothing was measured.
+    """
 
     tensor: str
     shape: tuple[int, ...]
@@ -26,13 +32,11 @@ class StepReport:
     nbytes: int
     error: ErrorSums | None = None
     note: str = ""
+    exact: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The values as JSON-compatible types."""
-        out = asdict(self)
-        if self.error is not None:
-            out |= self.error.columns()
-        return out
+        return asdict(self) | (errors_of([self]) or {})
 
     @staticmethod
     def from_json(entry: dict[str, Any]) -> StepReport:
@@ -45,8 +49,18 @@ class StepReport:
         words = {n: intern(text) for n, text in texts.items() if n != "tensor"}  # the same for many tensors
         return StepReport(
             entry["tensor"], tuple(entry["shape"]), nbytes=entry["nbytes"],
-            error=ErrorSums(**error) if error else None, **words,
+            error=ErrorSums(**error) if error else None, exact=entry.get("exact") is True, **words,
         )  # fmt: skip
+
+
+def errors_of(steps: Sequence[StepReport]) -> dict[str, float] | None:
+    """The figures of these tensors together: snr_db, rrmse, cosine, max_error; None if one is neither measured nor
+    exact, and none is measured.
+    """
+    measured = [s.error for s in steps if s.error is not None]
+    if measured:
+        return sum(measured, ErrorSums()).columns()
+    return dict(_EQUAL) if steps and all(s.exact for s in steps) else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -75,7 +89,7 @@ class Report:
                 s.source,
                 s.target,
                 size(s.nbytes),
-                decibel(s.error.snr) if s.error else "",
+                decibel(found["snr_db"]) if (found := errors_of([s])) else "",
                 s.note,
             )
             for s in self.steps
@@ -91,7 +105,7 @@ class Report:
         return [
             {
                 **tensor_columns(s.tensor, s.shape, s.nbytes), "action": s.action, "source": s.source,
-                "target": s.target, **(unknown if s.error is None else s.error.columns()), "note": s.note,
+                "target": s.target, **(errors_of([s]) or unknown), "note": s.note,
             }
             for s in self.steps
         ]  # fmt: skip

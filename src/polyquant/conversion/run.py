@@ -168,7 +168,10 @@ class Run:
         origin = "constant" if name in self.plan.translation.constants else "calibration"
         source = str(step.source) if step.source is not None else origin
         notes = "; ".join(dict.fromkeys(n for _, n in results if n))
-        return StepReport(name, step.map.shape, step.action.value, source, str(step.target), task.nbytes, error, notes)
+        exact = error is None and work.proves_equal(step, measured=self.measure)
+        return StepReport(
+            name, step.map.shape, step.action.value, source, str(step.target), task.nbytes, error, notes, exact
+        )
 
     def _refuse_infinite(self, step: Step, error: ErrorSums) -> None:
         if not error.finite:

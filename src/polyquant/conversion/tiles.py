@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.capabilities import HoldsAffineCodes, PacksRows, claims
+from polyquant.capabilities import HoldsAffineCodes, MayFixInputs, PacksRows, claims
 from polyquant.codecs.affine_codec import decoded_rows
 from polyquant.codecs.affine_forms import affine_of, block_codes, cut_at, recoded, reordered
 from polyquant.errors import CodecError
@@ -128,6 +128,7 @@ class _Side:
         self.bits = getattr(codec, "bits", 0)
         self._affine = codec if claims(codec, HoldsAffineCodes) else None  # type: ignore[type-abstract]
         self._tables = None if self._affine is None else self._affine.group_tables(parts, shape)
+        self._grids = codec if claims(codec, MayFixInputs) else None  # type: ignore[type-abstract]
         self._codes: Affine | None = None
 
     @classmethod
@@ -156,7 +157,9 @@ class _Side:
                 codes = codes[_within(local, spans)]
             chosen: Any = spans[0] if ordered else local
             kept_bias = None if bias is None else bias[chosen]
-            return Affine(self._affine.integers.bits, codes, scale[chosen], offset[chosen], bias=kept_bias, index=index)
+            out = Affine(self._affine.integers.bits, codes, scale[chosen], offset[chosen], bias=kept_bias, index=index)
+            grid = self._grids.input_grid(self.parts, out) if self._grids is not None else None
+            return out if grid is None else replace(out, activation=grid)
         picked = block_codes(self.codec, self.parts, local if not ordered else slice(int(local[0]), int(local[-1]) + 1))
         if picked is not None:
             return picked

@@ -115,6 +115,13 @@ def _small(step: Step) -> bool:
     return ScaledFloats in (step.target.form, step.source.form if step.source is not None else None)
 
 
+def proves_equal(step: Step, *, measured: bool) -> bool:
+    """True if a step without an error changed no weight. measured: the error was to be measured."""
+    if step.action is not Action.TRANSCODE or step.source is None:
+        return False
+    return step.exact or (step.target.form is step.source.form is Blocks) or (measured and _small(step))
+
+
 def _packed(step: Step, w: F32, start: int, importance: F32 | None) -> Parts:
     """Quantize rows [start, start + n) to parts of the target.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from polyquant.codecs.affine_codec import FLOAT_TYPES
+from polyquant.codecs.keeping import FLOAT_TYPES
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import CodecError
 from polyquant.ops import affine, int8

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyquant.codecs.affine_codec import FLOAT_TYPES
+from polyquant.codecs.keeping import FLOAT_TYPES
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import CodecError
 from polyquant.ops import affine, exact

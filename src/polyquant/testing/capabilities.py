@@ -10,6 +10,7 @@ from polyquant.capabilities import (
     FitsInputs,
     Fitted,
     Grouped,
+    HoldsAffineCodes,
     HoldsBias,
     HoldsBlocks,
     MaybeIntegers,
@@ -24,7 +25,6 @@ from polyquant.capabilities import (
     Tiled,
     TrellisDialect,
     WithBits,
-    WithOffsets,
 )
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
@@ -214,14 +214,13 @@ def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
     if isinstance(codec, WithBits):
         assert isinstance(codec.bits, int) and 1 <= codec.bits <= 8, codec.bits
     if isinstance(codes, Affine):
-        apart = isinstance(codec, Ordered) and codec.ordered  # one scale per column
+        factors = isinstance(codec, HoldsAffineCodes) and codec.integers.factors
+        apart = factors or (isinstance(codec, Ordered) and codec.ordered)  # one scale per column
         if isinstance(codec, Grouped) and not apart:
             groups = shape[1] // codec.group if codec.group else 1
             assert codes.scale.shape[1] == groups, (codes.scale.shape, codec.group)
         if isinstance(codec, WithBits):
             assert codes.bits >= codec.bits, (codes.bits, codec.bits)
-        if isinstance(codec, WithOffsets):
-            assert bool(codec.offsets(parts, shape).any()) == bool(codes.offset.any())
     if isinstance(codec, TrellisDialect):
         own = codec.trellis(shape)
         assert isinstance(own, TrellisDialect) and own.trellis(shape) is own

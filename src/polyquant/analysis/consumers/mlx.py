@@ -136,9 +136,8 @@ def _check(model: Model, devices: int) -> Iterator[Finding]:
     if isinstance(own, Mapping):
         yield from _own(model, own)
     elif model.settings is None:
-        for name, parts in model.quantized():
-            yield SILENT.finding("quantized, but not described in config.json", f"{name}.{min(parts)}")
-            return
+        if (name := model.first_quantized) is not None:
+            yield SILENT.finding("quantized, but not described in config.json", name)
     elif model.method is None:
         yield NO_METHOD.finding("no quant_method", file=model.settings_file)
     elif model.method not in _KNOWN:

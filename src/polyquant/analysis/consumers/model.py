@@ -88,6 +88,17 @@ class Model:
             if any(p not in ("weight", "bias") and not p.endswith("norm") for p in parts) or _coded(parts):
                 yield name, parts
 
+    @property
+    def first_quantized(self) -> str | None:
+        """A tensor of the first module that holds more than float weights; None without any."""
+        return next((f"{name}.{min(parts)}" for name, parts in self.quantized()), None)
+
+    @property
+    def split_count(self) -> int:
+        """Number of files that a GGUF file states it is one of; 1 for all others."""
+        count = None if self.gguf is None else self.gguf.metadata.get("split.count")
+        return count if isinstance(count, int) else 1
+
     def with_part(self, suffix: str) -> Iterator[tuple[str, Mapping[str, Stored]]]:
         """Modules that have this part."""
         return ((name, parts) for name, parts in self.layers.items() if suffix in parts)

@@ -106,9 +106,8 @@ def _gguf(model: Model) -> Iterator[Finding]:
         yield RUNNER.finding(message, file=model.path.name)
     if "tokenizer.ggml.model" in checkpoint.metadata and "tokenizer.chat_template" not in checkpoint.metadata:
         yield TEMPLATE.finding("no tokenizer.chat_template", file=model.path.name)
-    count = checkpoint.metadata.get("split.count")
-    if isinstance(count, int) and count > 1:
-        yield SPLIT.finding(f"one of {count} files", file=model.path.name)
+    if model.split_count > 1:
+        yield SPLIT.finding(f"one of {model.split_count} files", file=model.path.name)
 
 
 def _tensors(model: Model) -> Iterator[Finding]:

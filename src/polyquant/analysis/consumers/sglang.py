@@ -7,8 +7,16 @@ from typing import Any
 
 from polyquant.analysis.consumers.compressed import Group, groups
 from polyquant.analysis.consumers.model import FUSED, Model, integer
-from polyquant.analysis.consumers.parallel import blocks, fused_rows, indivisible
+from polyquant.analysis.consumers.parallel import indivisible
 from polyquant.analysis.consumers.record import Consumer, Program, rules_of, words
+from polyquant.analysis.consumers.servers import (
+    MARLIN_GROUPS,
+    block_parts,
+    dense_mxfp4,
+    fp8_settings,
+    gptq_settings,
+    missing,
+)
 from polyquant.types import Finding
 
 __all__ = ["CONSUMER"]
@@ -137,7 +145,6 @@ _METHODS = words(
     """
 )
 _ALGORITHMS = words("FP8 NVFP4 NVFP4_AWQ W4A16_NVFP4 MXFP8 MIXED_PRECISION")
-_MARLIN_GROUPS = (-1, 32, 64, 128)
 _GGUF_TYPES = words(
     """
     f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q8_1 q2_k q3_k q4_k q5_k q6_k iq1_m iq1_s iq2_xxs iq2_xs iq2_s iq3_xxs
@@ -160,8 +167,8 @@ def _check(model: Model, devices: int) -> Iterator[Finding]:
         yield MODELSLIM.finding("is read on Ascend", file="quant_model_description.json")
         return
     if model.settings is None:
-        for name, parts in model.quantized():
-            yield SILENT.finding("quantized, but config.json has no quantization_config", f"{name}.{min(parts)}")
+        if (name := model.first_quantized) is not None:
+            yield SILENT.finding("quantized, but config.json has no quantization_config", name)
             return
     elif model.method is None or model.method not in _METHODS:
         said = "no quant_method" if model.method is None else f"quant_method {model.method}"
@@ -182,28 +189,15 @@ def _gguf(model: Model) -> Iterator[Finding]:
     for weight in checkpoint.values():
         if weight.codec.name not in _GGUF_TYPES:
             yield GGUF_TYPE.finding(f"type {weight.codec.name}", weight.name)
-    count = checkpoint.metadata.get("split.count")
-    if isinstance(count, int) and count > 1:
-        yield GGUF_SPLIT.finding(f"one of {count} files", file=model.path.name)
-
-
-def _missing(model: Model, settings: Mapping[str, Any], *wanted: str) -> Iterator[Finding]:
-    for names in wanted:
-        if not any(name in settings for name in names.split("|")):
-            yield MISSING.finding(f"no entry {names.split('|')[0]}", file=model.settings_file)
+    if model.split_count > 1:
+        yield GGUF_SPLIT.finding(f"one of {model.split_count} files", file=model.path.name)
 
 
 def _gptq(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    yield from _missing(model, settings, "bits", "group_size", "desc_act", "sym")
-    dynamic = settings.get("dynamic")
-    rules = {"": {}} | (dict(dynamic) if isinstance(dynamic, Mapping) else {})
-    for pattern, changes in rules.items():
-        if pattern.startswith("-:") or not isinstance(changes, Mapping):
-            continue
-        merged = {**settings, **changes}
+    yield from missing(MISSING, model, settings, "bits", "group_size", "desc_act", "sym")
+    for where, merged in gptq_settings(settings):
         bits, group, symmetric = merged.get("bits"), merged.get("group_size"), merged.get("sym")
-        if bits not in (4, 8) or symmetric is not True or group not in _MARLIN_GROUPS:
-            where = f" in the rule {pattern}" if pattern else ""
+        if bits not in (4, 8) or symmetric is not True or group not in MARLIN_GROUPS:
             said = f"bits {bits}, sym {symmetric}, groups of {group}{where}".lower()
             yield GPTQ.finding(said, file=model.settings_file)
             return
@@ -225,7 +219,7 @@ def _tiles(model: Model, part: str) -> Iterator[Finding]:
 
 
 def _awq(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    yield from _missing(model, settings, "bits|w_bit", "group_size|q_group_size", "zero_point")
+    yield from missing(MISSING, model, settings, "bits|w_bit", "group_size|q_group_size", "zero_point")
     bits = integer(settings, "w_bit", "bits")
     if bits is not None and bits != 4 and not (bits == 8 and settings.get("zero_point") is False):
         yield AWQ.finding(f"{bits} bits", file=model.settings_file)
@@ -240,7 +234,7 @@ def _compressed(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
     if {g.weights.bits for g in listed if g.form == "pack-quantized"} <= {4, 8}:
         yield from _tiles(model, "weight_packed") if any(g.form == "pack-quantized" for g in listed) else ()
     if any(g.weights.strategy == "block" for g in listed):
-        yield from _block_parts(model)
+        yield from block_parts(BLOCKS, model, last=True)
 
 
 def _has_scheme(g: Group) -> bool:
@@ -265,19 +259,9 @@ def _has_scheme(g: Group) -> bool:
 
 
 def _fp8(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    yield from _missing(model, settings, "activation_scheme")
-    scheme, size = settings.get("activation_scheme", "dynamic"), settings.get("weight_block_size")
-    if scheme not in ("dynamic", "static") or (size is not None and scheme != "dynamic"):
-        yield FP8_SETTINGS.finding(f"activation_scheme {scheme}", file=model.settings_file)
-    if size is not None and (not isinstance(size, list) or len(size) != 2):
-        yield FP8_SETTINGS.finding(f"weight_block_size {size}", file=model.settings_file)
-    yield from _block_parts(model)
-
-
-def _block_parts(model: Model) -> Iterator[Finding]:
-    size = blocks(model)
-    for name, rows in fused_rows(model, size[0], last=True) if size else ():
-        yield BLOCKS.finding(f"{rows} rows, in blocks of {size[0] if size else 0}", f"{name}.weight")
+    yield from missing(MISSING, model, settings, "activation_scheme")
+    yield from fp8_settings(FP8_SETTINGS, model, settings)
+    yield from block_parts(BLOCKS, model, last=True)
 
 
 def _modelopt(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
@@ -289,9 +273,7 @@ def _modelopt(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _mxfp4(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    for name, parts in model.with_part("weight_scale"):
-        if ".experts." not in name and parts.get("weight", parts["weight_scale"]).dtype == "U8":
-            yield MXFP4_DENSE.finding("a packed linear layer", f"{name}.weight")
+    yield from dense_mxfp4(MXFP4_DENSE, model)
 
 
 def _bitsandbytes(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:

@@ -165,8 +165,8 @@ def _check(model: Model, devices: int) -> Iterator[Finding]:
         return
     stated = model.settings is not None and model.settings_file == "config.json"
     if not stated or model.settings is None:
-        for name, parts in model.quantized():
-            yield SILENT.finding("quantized, but config.json has no quantization_config", f"{name}.{min(parts)}")
+        if (name := model.first_quantized) is not None:
+            yield SILENT.finding("quantized, but config.json has no quantization_config", name)
             return
         return
     if model.method is None and not (model.settings.get("load_in_4bit") or model.settings.get("load_in_8bit")):

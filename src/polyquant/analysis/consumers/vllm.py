@@ -7,8 +7,16 @@ from typing import Any
 
 from polyquant.analysis.consumers.compressed import Group, groups
 from polyquant.analysis.consumers.model import Model, integer
-from polyquant.analysis.consumers.parallel import blocks, fused_rows, indivisible
+from polyquant.analysis.consumers.parallel import indivisible
 from polyquant.analysis.consumers.record import Consumer, Program, rules_of, words
+from polyquant.analysis.consumers.servers import (
+    MARLIN_GROUPS,
+    block_parts,
+    dense_mxfp4,
+    fp8_settings,
+    gptq_settings,
+    missing,
+)
 from polyquant.types import Finding
 
 __all__ = ["CONSUMER"]
@@ -166,7 +174,6 @@ _METHODS = words(
     """
 )
 _ALGORITHMS = words("FP8 FP8_PER_CHANNEL_PER_TOKEN FP8_PB_WO NVFP4 W4A16_NVFP4 MXFP8 MIXED_PRECISION")
-_MARLIN_GROUPS = (-1, 32, 64, 128)
 _ACTIVATED = frozenset({"naive-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized"})
 
 
@@ -181,8 +188,8 @@ def _check(model: Model, devices: int) -> Iterator[Finding]:
         yield ASCEND.finding("is read by vLLM-Ascend only", file="quant_model_description.json")
         return
     if model.settings is None:
-        for name, parts in model.quantized():
-            yield SILENT.finding("quantized, but config.json has no quantization_config", f"{name}.{min(parts)}")
+        if (name := model.first_quantized) is not None:
+            yield SILENT.finding("quantized, but config.json has no quantization_config", name)
             return
         yield from (PARALLEL.finding(message, tensor) for message, tensor in indivisible(model, devices))
         return
@@ -201,32 +208,20 @@ def _check(model: Model, devices: int) -> Iterator[Finding]:
     yield from (PARALLEL.finding(message, tensor) for message, tensor in indivisible(model, devices))
 
 
-def _missing(model: Model, settings: Mapping[str, Any], *wanted: str) -> Iterator[Finding]:
-    for names in wanted:
-        if not any(name in settings for name in names.split("|")):
-            yield MISSING.finding(f"no entry {names.split('|')[0]}", file=model.settings_file)
-
-
 def _gptq(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    yield from _missing(model, settings, "bits", "group_size", "desc_act", "sym")
-    dynamic = settings.get("dynamic")
-    rules = {"": {}} | (dict(dynamic) if isinstance(dynamic, Mapping) else {})
-    for pattern, changes in rules.items():
-        if pattern.startswith("-:") or not isinstance(changes, Mapping):
-            continue
-        merged = {**settings, **changes}
-        where = f" in the rule {pattern}" if pattern else ""
+    yield from missing(MISSING, model, settings, "bits", "group_size", "desc_act", "sym")
+    for where, merged in gptq_settings(settings):
         bits, group, symmetric = merged.get("bits"), merged.get("group_size"), merged.get("sym")
         if "bits" in merged and "sym" in merged and (bits not in (4, 8) or symmetric is not True):
             yield GPTQ_TYPE.finding(f"bits {bits}, sym {symmetric}{where}".lower(), file=model.settings_file)
         if merged.get("desc_act") and group != -1:
             yield GPTQ_ORDER.finding(f"desc_act with groups of {group}{where}", file=model.settings_file)
-        if group is not None and group not in _MARLIN_GROUPS:
+        if group is not None and group not in MARLIN_GROUPS:
             yield GPTQ_GROUP.finding(f"groups of {group}{where}", file=model.settings_file)
 
 
 def _awq(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    yield from _missing(model, settings, "bits|w_bit", "group_size|q_group_size", "zero_point")
+    yield from missing(MISSING, model, settings, "bits|w_bit", "group_size|q_group_size", "zero_point")
     bits, group = integer(settings, "w_bit", "bits"), integer(settings, "q_group_size", "group_size")
     if bits is not None and bits != 4:
         yield AWQ_BITS.finding(f"{bits} bits", file=model.settings_file)
@@ -258,7 +253,7 @@ def _compressed(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
         if next(iter(bits)) in (4, 8) and size[1] % values:
             yield PADDED.finding(f"{size[1]} columns, {values} values in a word", f"{name}.weight_packed")
     if any(g.weights.strategy == "block" for g in listed):
-        yield from _block_parts(model)
+        yield from block_parts(BLOCKS, model, last=False)
 
 
 def _has_scheme(g: Group) -> bool:
@@ -297,29 +292,19 @@ def _is_w4a8(g: Group) -> bool:
 
 
 def _fp8(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    yield from _missing(model, settings, "activation_scheme")
-    scheme, size = settings.get("activation_scheme", "dynamic"), settings.get("weight_block_size")
-    if scheme not in ("dynamic", "static") or (size is not None and scheme != "dynamic"):
-        yield FP8_SETTINGS.finding(f"activation_scheme {scheme}", file=model.settings_file)
-    if size is not None and (not isinstance(size, list) or len(size) != 2):
-        yield FP8_SETTINGS.finding(f"weight_block_size {size}", file=model.settings_file)
-    yield from _block_parts(model)
-
-
-def _block_parts(model: Model) -> Iterator[Finding]:
-    size = blocks(model)
-    for name, rows in fused_rows(model, size[0], last=False) if size else ():
-        yield BLOCKS.finding(f"{rows} rows, in blocks of {size[0] if size else 0}", f"{name}.weight")
+    yield from missing(MISSING, model, settings, "activation_scheme")
+    yield from fp8_settings(FP8_SETTINGS, model, settings)
+    yield from block_parts(BLOCKS, model, last=False)
 
 
 def _modelopt(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    yield from _missing(model, settings, "quant_algo")
+    yield from missing(MISSING, model, settings, "quant_algo")
     algorithm = str(settings.get("quant_algo", "")).upper()
     if algorithm and algorithm not in _ALGORITHMS:
         yield MODELOPT.finding(f"quant_algo {settings.get('quant_algo')}", file=model.settings_file)
         return
     if algorithm == "FP8_PB_WO":
-        yield from _block_parts(model)
+        yield from block_parts(BLOCKS, model, last=False)
         for name, parts in model.with_part("weight_scale"):
             size, scale = model.size(name), parts["weight_scale"].shape
             if size is not None and (size[1] % 128 or len(scale) not in (2, 4)):
@@ -327,9 +312,7 @@ def _modelopt(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _mxfp4(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    for name, parts in model.with_part("weight_scale"):
-        if ".experts." not in name and parts.get("weight", parts["weight_scale"]).dtype == "U8":
-            yield MXFP4_DENSE.finding("a packed linear layer", f"{name}.weight")
+    yield from dense_mxfp4(MXFP4_DENSE, model)
 
 
 def _torchao(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:

@@ -20,6 +20,8 @@ __all__ = ["check"]
 _WITH_TOKENS = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 _INTEGERS = frozenset(Kind) - {Kind.FLOAT32, Kind.FLOAT64, Kind.BOOL, Kind.STRING, Kind.ARRAY}
 
+_NVFP4 = 40
+
 
 def check(path: str | Path, *, dialect: str | None = None) -> Iterator[Finding]:
     """Findings of a GGUF file, and of the other files if it is part of a split model. Tensor data is not read.
@@ -57,6 +59,10 @@ def _check_file(header: Header, dialect: str | None) -> None:
     place(header, evidence.name)
     if any(t.type_id == 36 for t in header.tensors) and TYPES[evidence.name].get(36) == TYPES["bitnet"][36]:
         findings.note("GGUF034", "I2_S weights: the file does not specify the x86 or the ARM layout")
+    names, fp4 = {t.name for t in header.tensors}, TYPES["mainline"][_NVFP4]
+    for t in header.tensors if TYPES[evidence.name].get(_NVFP4) == fp4 else ():
+        if t.type_id == _NVFP4 and len(t.shape) == 3 and f"{t.name.removesuffix('weight')}scale" in names:
+            findings.warning("GGUF037", "NVFP4 experts with a scale for each", t.name)
     _check_architecture(header)
     _check_values(header)
     _check_tokenizer(header)

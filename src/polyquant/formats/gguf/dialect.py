@@ -111,6 +111,7 @@ WRITTEN_AS: Mapping[str, int] = {
     **{t.codec: i for i, t in TYPES["mainline"].items() if t.codec},
     "i2_s.x86": 36, "i2_s.arm": 36, "i2_s.x4": 36, "trinity.i2_s": 36, "trinity.tq2_0": 35, "tl1": 38, "tl2": 39,
     "nvfp4.scaled": 40,
+    "nvfp4.scaled.static": 40,
 }  # fmt: skip
 """Codec name -> the type number to write."""
 

@@ -119,7 +119,7 @@ def _reject_mixed_dialects(sized: Sequence[_Sized]) -> None:
     for s in sized:
         if s.type_id == _FLOAT32:
             continue
-        name = s.spec.codec.name.removesuffix(".scaled")
+        name = s.spec.codec.name.partition(".scaled")[0]
         if meanings.setdefault(s.type_id, name) != name:
             raise PlanError(
                 f"{meanings[s.type_id]} and {name} have the same type number in GGUF",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from polyquant.formats.gguf.header import Header, Metadata, read_header
 from polyquant.formats.gguf.options import LAYOUTS
 from polyquant.formats.gguf.place import Placed, place
 from polyquant.registry import codec as named_codec
+from polyquant.rows import in_memory
 from polyquant.storage import limits
 from polyquant.storage.locations import located
 from polyquant.storage.source import FileArray, Source, Swap, fetch_ahead, foreign
-from polyquant.types import ArraySpec, Checkpoint, Evidence, Kind, Weight
+from polyquant.types import ArraySpec, Checkpoint, Evidence, Kind, StoredArray, Undecoded, Weight
 
 __all__ = ["LAYOUTS", "members", "open_gguf", "sniff", "split_number", "with_tile"]
 
@@ -132,26 +133,51 @@ def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: s
         )
     weights = _with_scales(weights)
     return Checkpoint(
-        "gguf", located(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes), naming="gguf"
-    )
+        "gguf", located(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes), naming="gguf",
+        undecoded=_scaled_experts(located(path), weights),
+    )  # fmt: skip
 
 
 def _with_scales(weights: dict[str, Weight]) -> dict[str, Weight]:
-    """Weights of which some have a scale X.scale next to X.weight, as parts of these."""
+    """Weights of which some have scales X.scale and X.input_scale next to X.weight, as parts of these."""
     out = dict(weights)
     for name, weight in weights.items():
         if weight.codec.name != "nvfp4" or not name.endswith(".weight"):
             continue
-        scale = weights.get(f"{name.removesuffix('weight')}scale")
-        if scale is None or (scale.shape, scale.codec.name) != ((1,), "f32"):
+        found = {key: _scalar(weights.get(name.removesuffix("weight") + key)) for key in ("scale", "input_scale")}
+        scales = {key: array for key, array in found.items() if array is not None}
+        if not scales:
             continue
-        (array,) = scale.arrays.values()
-        if isinstance(array, FileArray) and array.swap is None:
-            value = replace(array, spec=ArraySpec((1,), np.dtype(np.float32)))
-            arrays = {**weight.arrays, "scale": value}
-            out[name] = replace(weight, codec=named_codec("nvfp4.scaled"), arrays=arrays)
-            del out[scale.name]
+        static, arrays = "input_scale" in scales, dict(weight.arrays)
+        arrays |= in_memory({"scale": np.ones(1, np.float32)})  # a scale of 1 is omitted
+        arrays |= scales
+        out[name] = replace(weight, codec=named_codec(f"nvfp4.scaled{'.static' * static}"), arrays=arrays)
+        for key, array in found.items():
+            if array is not None:
+                del out[name.removesuffix("weight") + key]
     return out
+
+
+def _scaled_experts(path: Path, weights: Mapping[str, Weight]) -> Undecoded | None:
+    """The reason to refuse a file with a scale for each expert of a stack, which no codec applies."""
+    for name, weight in weights.items():
+        if weight.codec.name == "nvfp4" and len(weight.shape) == 3:
+            scale = weights.get(f"{name.removesuffix('weight')}scale")
+            if scale is not None:
+                found = f"{scale.name} {list(scale.shape)}"
+                hint = "convert the folder from which the file was made"
+                return Undecoded("NVFP4 experts with a scale for each", "GGUF037", path, name, found, hint)
+    return None
+
+
+def _scalar(weight: Weight | None) -> StoredArray | None:
+    """The array of a tensor f32 [1]; None for any other."""
+    if weight is None or (weight.shape, weight.codec.name) != ((1,), "f32"):
+        return None
+    (array,) = weight.arrays.values()
+    if isinstance(array, FileArray) and array.swap is None:
+        return replace(array, spec=ArraySpec((1,), np.dtype(np.float32)))
+    return in_memory({"scale": weight.dequantize()})["scale"]
 
 
 def _unknown(weights: dict[str, Weight]) -> list[str]:

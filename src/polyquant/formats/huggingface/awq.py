@@ -10,8 +10,7 @@ from polyquant.codecs.awq import AWQ
 from polyquant.errors import InputError, PlanError
 from polyquant.formats.huggingface.gptq import modules as _with_qweight
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
-from polyquant.formats.huggingface.schemes import StoredTensor, group_sizes, linear_names, stored_parts
-from polyquant.formats.linears import is_linear
+from polyquant.formats.huggingface.schemes import LinearLayers, group_sizes, linear_names
 from polyquant.types import Codec, Shape, TensorSpec
 
 __all__ = ["SCHEME", "modules", "weight_of"]
@@ -45,11 +44,10 @@ def weight_of(
     return fitting(module, (8 * words, k), codec, tensors)
 
 
-class _AWQ:
+class _AWQ(LinearLayers):
     """Writing AWQ."""
 
-    name, title, methods = "awq", "AWQ weights", frozenset({"awq"})
-    default = "awq.4.g128"
+    name, title = "awq", "AWQ weights"
 
     def holds(self, codec: Codec) -> bool:
         """True for AWQ codecs."""
@@ -63,14 +61,6 @@ class _AWQ:
         if have is None or have.bits > 4 or len(shape) != 2 or shape[0] % 8:
             return None
         return AWQ(have.group if have.group < shape[1] else 0)
-
-    def quantizes(self, name: str, shape: Shape) -> bool:
-        """Linear layers without the output head."""
-        return is_linear(name, shape)
-
-    def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
-        """The parts."""
-        return stored_parts(tensor)
 
     def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
         """quantization_config. Raises PlanError for several group sizes."""

@@ -16,11 +16,11 @@ import numpy as np
 
 from polyquant.codecs.affine_forms import integers_of
 from polyquant.codecs.compressed_tensors import CompressedTensors
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError, printable
 from polyquant.formats.huggingface import compressed_floats
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
-from polyquant.formats.huggingface.schemes import StoredTensor, group_sizes, linear_names, stored_parts
-from polyquant.formats.linears import is_linear
+from polyquant.formats.huggingface.schemes import LinearLayers, StoredTensor, group_sizes, linear_names, stored_parts
 from polyquant.types import Codec, Shape, TensorSpec
 
 __all__ = ["SCHEME", "modules", "weight_of"]
@@ -187,11 +187,10 @@ def _reordered(module: str, group: int, tensors: Mapping[str, Described], read: 
     return not ((groups == -1).all() or np.array_equal(groups, np.arange(len(groups)) // group))
 
 
-class _CompressedTensors:
+class _CompressedTensors(LinearLayers):
     """Writing compressed-tensors."""
 
-    name, title, methods = "compressed-tensors", "compressed-tensors weights", frozenset({"compressed-tensors"})
-    default = "compressed.p4.g128"
+    name, title = "compressed-tensors", "compressed-tensors weights"
 
     def holds(self, codec: Codec) -> bool:
         """True for the codecs of compressed-tensors, integers and small floats."""
@@ -204,15 +203,13 @@ class _CompressedTensors:
         have = integers_of(codec)
         if isinstance(codec, CompressedTensors) or have is None:
             return codec if have is not None else None
+        if isinstance(codec, MsModelSlim) and codec.kind in ("w8a8", "w8a8s"):
+            return CompressedTensors(8, False, dtype="f32", static="szp")
         if len(shape) != 2 or (have.group and shape[1] % have.group):
             return None
         zeros = "" if have.zero == "none" else "zpp"
         bits = 4 if have.bits <= 4 else 8
         return CompressedTensors(bits, True, have.group, zeros, have.tensor, have.ordered, have.scale)
-
-    def quantizes(self, name: str, shape: Shape) -> bool:
-        """Linear layers without the output head."""
-        return is_linear(name, shape)
 
     def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
         """The parts, and weight_shape of packed codes."""

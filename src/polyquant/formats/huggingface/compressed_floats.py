@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyquant.codecs.float_forms import small_floats_of
+from polyquant.codecs.float_forms import scales_inputs, small_floats_of
 from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.hf_mxfp8 import HF_MXFP8
@@ -24,6 +24,7 @@ from polyquant.formats.huggingface.small_floats import (
     KINDS,
     fp8_weight,
     held_fp8,
+    held_mx,
     mxfp4_weight,
     mxfp8_weight,
     nvfp4_weight,
@@ -87,10 +88,10 @@ def holding(codec: Codec, shape: Shape) -> Codec | None:
         return None
     if holds(codec):
         return codec
+    if (powers := held_mx(have)) is not None:
+        return powers
     if have.element == "e2m1":
-        if have.scale == "e8m0":
-            return HF_MXFP4
-        return HFNvfp4("divides", isinstance(codec, HFNvfp4) and codec.static)
+        return HFNvfp4("divides", scales_inputs(codec))
     return held_fp8(codec, inv=False, dtype="bf16" if have.scale == "e8m0" else None)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from polyquant.formats.folder_format import FolderFormat
 from polyquant.formats.huggingface.options import HuggingFaceOptions
+from polyquant.formats.huggingface.scheme_names import DEFAULTS
 from polyquant.options import NoOptions
 
 if TYPE_CHECKING:
@@ -23,10 +24,7 @@ class _HuggingFace(FolderFormat):
     readers: ClassVar[Mapping[str, str]] = {
         "transformers": "python -c \"from transformers import pipeline; pipeline(model='{repo}')\""
     }
-    schemes: ClassVar[Mapping[str, str]] = {
-        "compressed-tensors": "compressed.p4.g128", "gptq": "gptq.4.g128", "awq": "awq.4.g128",
-        "fp8": "fp8.e4m3.b128.inv.f32", "modelopt": "hf_nvfp4", "mxfp4": "hf_mxfp4", "mlx": "mlx.4.g64",
-    }  # fmt: skip
+    schemes: ClassVar[Mapping[str, str]] = DEFAULTS
     open_options: type = NoOptions
     target_options: type = HuggingFaceOptions
     package, target_place = "polyquant.formats.huggingface", "target:HuggingFaceTarget"

@@ -15,9 +15,8 @@ from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.hf_mxfp8 import HF_MXFP8
 from polyquant.errors import InputError, PlanError
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, require
-from polyquant.formats.huggingface.schemes import StoredTensor, linear_names, stored_parts
+from polyquant.formats.huggingface.schemes import LinearLayers, linear_names
 from polyquant.formats.huggingface.small_floats import KINDS, fp8_weight, held_fp8, mxfp8_weight
-from polyquant.formats.linears import is_linear
 from polyquant.types import Codec, Shape, TensorSpec
 
 __all__ = ["SCHEME", "modules", "weight_of"]
@@ -59,11 +58,10 @@ def block_of(settings: Mapping[str, Any]) -> tuple[int, int] | None:
     return (sides[0], sides[1]) if pair and isinstance(sides, list) else None
 
 
-class _FP8:
+class _FP8(LinearLayers):
     """Writing 8-bit floats with scales of blocks, as DeepSeek publishes them and vLLM, SGLang and transformers read."""
 
-    name, title, methods = "fp8", "FP8 weights", frozenset({"fp8", "fbgemm_fp8"})
-    default = "fp8.e4m3.b128.inv.f32"
+    name, title = "fp8", "FP8 weights"
 
     def holds(self, codec: Codec) -> bool:
         """True for e4m3 in blocks with scales called weight_scale_inv."""
@@ -80,14 +78,6 @@ class _FP8:
             return None
         dtype = "f32" if held.dtype == "f16" else held.dtype
         return FP8("e4m3", side, False, True, dtype)
-
-    def quantizes(self, name: str, shape: Shape) -> bool:
-        """Linear layers without the output head."""
-        return is_linear(name, shape)
-
-    def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
-        """The parts under their own names."""
-        return stored_parts(tensor)
 
     def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
         """quantization_config with the block size. Raises PlanError for several sizes."""

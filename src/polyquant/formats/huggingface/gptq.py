@@ -13,8 +13,7 @@ from polyquant.codecs.affine_forms import integers_of
 from polyquant.codecs.gptq import BITS, GPTQ
 from polyquant.errors import InputError, PlanError
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
-from polyquant.formats.huggingface.schemes import StoredTensor, group_sizes, linear_names, stored_parts
-from polyquant.formats.linears import is_linear
+from polyquant.formats.huggingface.schemes import LinearLayers, StoredTensor, group_sizes, linear_names, stored_parts
 from polyquant.types import Codec, Shape, TensorSpec
 
 __all__ = ["SCHEME", "modules", "weight_of"]
@@ -76,11 +75,10 @@ def _counts_up(name: str, index: Described, group: int, read: Read) -> bool:
     return bool(np.array_equal(read(name), np.arange(index.shape[0]) // group))
 
 
-class _GPTQ:
+class _GPTQ(LinearLayers):
     """Writing GPTQ."""
 
-    name, title, methods = "gptq", "GPTQ weights", frozenset({"gptq"})
-    default = "gptq.4.g128.sym"
+    name, title = "gptq", "GPTQ weights"
 
     def holds(self, codec: Codec) -> bool:
         """True for GPTQ codecs."""
@@ -96,10 +94,6 @@ class _GPTQ:
             return None
         group = have.group if have.group < shape[1] else 0
         return GPTQ(bits, group, sym=have.zero == "none", ordered=have.ordered)
-
-    def quantizes(self, name: str, shape: Shape) -> bool:
-        """Linear layers without the output head."""
-        return is_linear(name, shape)
 
     def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
         """The parts, and the trivial g_idx that readers expect."""

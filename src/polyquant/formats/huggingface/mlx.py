@@ -143,8 +143,7 @@ def _fitting(module: str, codec: MLX | MLXFloats, tensors: Mapping[str, Describe
 class _MLX:
     """Writing MLX."""
 
-    name, title, methods = "mlx", "MLX weights", frozenset[str]()
-    default = "mlx.4.g64"
+    name, title = "mlx", "MLX weights"
 
     def holds(self, codec: Codec) -> bool:
         """True for MLX codecs."""

@@ -1,4 +1,4 @@
-"""ModelOpt's weights of small floats in a Hugging Face folder (quant_method "modelopt", hf_quant_config.json).
+"""ModelOpt's weights in a Hugging Face folder (quant_method "modelopt", hf_quant_config.json).
 
     FP8                        X.weight F8, X.weight_scale F32 [], X.input_scale F32 []            codecs/fp8.py
     FP8_PER_CHANNEL_PER_TOKEN  X.weight_scale F32 [N]
@@ -6,6 +6,8 @@
     NVFP4, W4A16_NVFP4         X.weight U8 [N, K / 2], X.weight_scale F8 [N, K / 16],
                                X.weight_scale_2 F32 [], which multiplies [X.input_scale]           codecs/hf_nvfp4.py
     mxfp4, MXFP8               X.weight U8 or F8, X.weight_scale U8 [N, K / 32]                    codecs/hf_mxfp4.py
+    W4A16_AWQ                  X.weight U8 [N / 2, K], X.weight_scale F32 [N, G]
+                               [X.pre_quant_scale [K]]                                       codecs/modelopt_int4.py
 
 Scales of the key and value cache (X.k_scale, X.v_scale) stay separate tensors. Other algorithms are named but not
 decoded.
@@ -18,25 +20,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polyquant.codecs.float_forms import small_floats_of
+from polyquant.codecs.affine_forms import integers_of
+from polyquant.codecs.float_forms import scales_inputs, small_floats_of
 from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.hf_mxfp8 import HF_MXFP8
 from polyquant.codecs.hf_nvfp4 import HFNvfp4
+from polyquant.codecs.modelopt_int4 import ModelOptInt4
 from polyquant.errors import InputError, PlanError, printable
-from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read
-from polyquant.formats.huggingface.schemes import StoredTensor
+from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
+from polyquant.formats.huggingface.schemes import LinearLayers, StoredTensor, group_sizes
 from polyquant.formats.huggingface.small_floats import (
     KINDS,
     fp8_weight,
     held_fp8,
+    held_mx,
     mxfp4_weight,
     mxfp8_weight,
     nvfp4_weight,
     stored_as,
     without,
 )
-from polyquant.formats.linears import is_linear
 from polyquant.types import Codec, Shape, TensorSpec
 
 __all__ = ["SCHEME", "SETTINGS", "modules", "weight_of"]
@@ -49,6 +53,8 @@ _OF_FLOATS = {
     "W4A16_NVFP4": "4", "MXFP4": "4",
 }  # fmt: skip
 """Algorithm in upper case -> the kind of its codes."""
+_INT4 = ("W4A16_AWQ", "MIXED_PRECISION")
+"""Algorithms that may store symmetric 4-bit integers; W4A8_AWQ has scales of another kind."""
 
 
 def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
@@ -68,6 +74,10 @@ def weight_of(
     kind = _OF_FLOATS.get(algorithm.upper())
     weight, scale = tensors[f"{module}.weight"], tensors[f"{module}.weight_scale"]
     four = weight.dtype == "U8"
+    if four and algorithm.upper() in _INT4 and scale.dtype == "F32":
+        return _int4(module, tensors)
+    if f"{module}.pre_quant_scale" in tensors:  # without it the weights would be wrong
+        return f"modelopt {printable(algorithm, 40)} with pre_quant_scale"
     if four and scale.dtype not in ("U8", "F8_E4M3"):
         return f"modelopt {printable(algorithm, 40)}".rstrip()
     if kind is not None and (kind == "4") is not four:
@@ -91,39 +101,52 @@ def weight_of(
     return replace(found, spare=lost, lost=lost)
 
 
+def _int4(module: str, tensors: Mapping[str, Described]) -> QuantizedWeight:
+    """Two rows of 4-bit codes per byte. Raises InputError."""
+    half, k = require(module, "weight", tensors, 2).shape
+    groups = require(module, "weight_scale", tensors, 2).shape[1]
+    if k % groups:
+        raise InputError("groups do not divide the inputs", tensor=module, expected=f"a divisor of {k}", found=groups)
+    factors = tensors.get(f"{module}.pre_quant_scale")
+    pre = "" if factors is None else float_word(module, "pre_quant_scale", factors)
+    return fitting(module, (2 * half, k), ModelOptInt4(k // groups if groups > 1 else 0, pre), tensors)
+
+
 def _algorithm(settings: Mapping[str, Any]) -> str:
     algorithm = settings.get("quant_algo")
     return algorithm if isinstance(algorithm, str) else ""
 
 
-class _ModelOpt:
+class _ModelOpt(LinearLayers):
     """Writing ModelOpt's folders."""
 
-    name, title, methods = "modelopt", "ModelOpt weights", frozenset({"modelopt"})
-    default = "hf_nvfp4"
+    name, title = "modelopt", "ModelOpt weights"
 
     def holds(self, codec: Codec) -> bool:
-        """True for the codecs of small floats in ModelOpt's layout."""
+        """True for the codecs in ModelOpt's layout."""
         if isinstance(codec, FP8):
             whole = not codec.inv and codec.dtype == "f32" and codec.block in (0, _BLOCK)
             return whole and codec.kind == "e4m3" and (not codec.static or codec.tensor)
-        return codec in (HF_MXFP4, HF_MXFP8) or (isinstance(codec, HFNvfp4) and codec.tensor == "multiplies")
+        if isinstance(codec, HFNvfp4):
+            return codec.tensor == "multiplies"
+        return codec in (HF_MXFP4, HF_MXFP8) or isinstance(codec, ModelOptInt4)
 
     def holding(self, codec: Codec, shape: Shape) -> Codec | None:
-        """The codec for the codes of another one, with float32 scales."""
-        have = small_floats_of(codec)
-        if have is None or len(shape) != 2:
+        """The codec for the codes of another one, with float32 scales; None for integers of more than 4 bits."""
+        have, integers = small_floats_of(codec), integers_of(codec)
+        if len(shape) != 2 or (have is None and integers is None):
             return None
         if self.holds(codec):
             return codec
+        if have is None:
+            assert integers is not None
+            return None if integers.bits > 4 or shape[0] % 2 else ModelOptInt4(integers.group)
+        if (powers := held_mx(have)) is not None:
+            return powers
         if have.element == "e2m1":
-            return HF_MXFP4 if have.scale == "e8m0" else HFNvfp4(static=isinstance(codec, HFNvfp4) and codec.static)
+            return HFNvfp4(static=scales_inputs(codec))
         held = held_fp8(codec, inv=False, dtype="f32")
         return held if held is not None and self.holds(held) else None
-
-    def quantizes(self, name: str, shape: Shape) -> bool:
-        """Linear layers without the output head."""
-        return is_linear(name, shape)
 
     def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
         """The parts; scalars without dimensions, scales of blocks with four. Raises PlanError."""
@@ -168,12 +191,11 @@ class _ModelOpt:
                 hint="choose one codec for all matrices",
             )  # fmt: skip
         (algorithm,) = algorithms
-        group = 16 if "NVFP4" in algorithm else 32 if algorithm == "MXFP8" else None
         cached = any(t.name.endswith((".k_scale", ".v_scale")) for t in tensors)
         return {
             "quant_algo": algorithm,
             "kv_cache_quant_algo": "FP8" if cached else None,
-            **({} if group is None else {"group_size": group}),
+            **_grouping(algorithm, tensors),
             "exclude_modules": without(tensors, [t.name.removesuffix(".weight") for t in quantized]),
         }
 
@@ -182,7 +204,21 @@ _PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 """The version whose layout is written; readers check the name."""
 
 
+def _grouping(algorithm: str, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
+    """Entries about groups of columns. Raises PlanError for integers in groups of several sizes."""
+    if algorithm != "W4A16_AWQ":
+        group = 16 if "NVFP4" in algorithm else 32 if algorithm == "MXFP8" else None
+        return {} if group is None else {"group_size": group}
+    columns = {t.name: t.shape[-1] for t in tensors}
+    sizes = {size or columns[name] for name, size in group_sizes(tensors).items()}
+    if len(sizes) > 1:
+        raise PlanError("a ModelOpt folder has one group size", found=", ".join(map(str, sorted(sizes))))
+    return {"group_size": sizes.pop(), "has_zero_point": False, "pre_quant_scale": True}
+
+
 def _algorithm_of(codec: Codec) -> str:
+    if isinstance(codec, ModelOptInt4):
+        return "W4A16_AWQ"
     if isinstance(codec, FP8):
         return "FP8" if codec.tensor else "fp8_pb_wo" if codec.block else "FP8_PER_CHANNEL_PER_TOKEN"
     if isinstance(codec, HFNvfp4):

@@ -115,8 +115,7 @@ def _as_blocks(tensor: TensorMap) -> TensorMap:
 class _MXFP4:
     """Writing the experts of gpt-oss as MXFP4."""
 
-    name, title, methods = METHOD, "MXFP4 experts", frozenset({METHOD})
-    default = "hf_mxfp4"
+    name, title = METHOD, "MXFP4 experts"
 
     def holds(self, codec: Codec) -> bool:
         """True for MXFP4."""

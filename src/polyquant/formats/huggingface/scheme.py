@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from polyquant.codecs.affine_codec import FLOAT_TYPES
 from polyquant.codecs.dtypes import BY_NUMPY
+from polyquant.codecs.keeping import FLOAT_TYPES
 from polyquant.errors import CodecError, InputError
 from polyquant.types import Codec, Shape
 

@@ -15,19 +15,15 @@ from typing import Any, Protocol, runtime_checkable
 from polyquant.codecs.dtypes import BY_NUMPY
 from polyquant.codecs.keeping import HoldsIntegers
 from polyquant.errors import PlanError, UnknownNameError
+from polyquant.formats.huggingface.scheme_names import MODULES
+from polyquant.formats.linears import is_linear
 from polyquant.types import Codec, Shape, TensorMap, TensorSpec
 
 __all__ = [
-    "SCHEMES", "Arranges", "Scheme", "StoredTensor", "WritesFiles", "group_sizes", "linear_names", "scheme_named",
+    "Arranges", "LinearLayers", "Scheme", "StoredTensor", "WritesFiles", "group_sizes", "linear_names", "scheme_named",
     "scheme_of",
     "stored_parts",
 ]  # fmt: skip
-
-SCHEMES: dict[str, str] = {
-    "compressed-tensors": "compressed:SCHEME", "gptq": "gptq:SCHEME", "awq": "awq:SCHEME", "fp8": "fp8:SCHEME",
-    "modelopt": "modelopt:SCHEME", "mxfp4": "mxfp4:SCHEME", "mlx": "mlx:SCHEME",
-}  # fmt: skip
-"""Name, for --to, -> the object in this package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +48,6 @@ class Scheme(Protocol):
     def title(self) -> str:
         """The title in messages, in the plural."""
 
-    @property
-    def methods(self) -> frozenset[str]:
-        """Values of quant_method that this scheme writes or replaces."""
-
-    @property
-    def default(self) -> str:
-        """The codec for floats, unless the user names one."""
-
     def holds(self, codec: Codec) -> bool:
         """True if the codec's weights are stored in this scheme."""
 
@@ -74,6 +62,18 @@ class Scheme(Protocol):
 
     def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
         """Entries of config.json that describe the quantized weights. tensors: all of the folder. Raises PlanError."""
+
+
+class LinearLayers:
+    """A scheme that quantizes linear layers, and stores parts under their own names unless it says more."""
+
+    def quantizes(self, name: str, shape: Shape) -> bool:
+        """Linear layers without the output head."""
+        return is_linear(name, shape)
+
+    def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
+        """The parts. Raises PlanError for a name that is not X.weight."""
+        return stored_parts(tensor)
 
 
 @runtime_checkable
@@ -95,16 +95,15 @@ class Arranges(Protocol):
 @cache
 def scheme_named(name: str) -> Scheme:
     """The scheme of that name. Raises UnknownNameError."""
-    if name not in SCHEMES:
-        raise UnknownNameError("scheme", name, list(SCHEMES))
-    module, attribute = SCHEMES[name].split(":")
-    scheme: Scheme = getattr(import_module(f"polyquant.formats.huggingface.{module}"), attribute)
+    if name not in MODULES:
+        raise UnknownNameError("scheme", name, list(MODULES))
+    scheme: Scheme = import_module(f"polyquant.formats.huggingface.{MODULES[name]}").SCHEME
     return scheme
 
 
 def scheme_of(codec: Codec) -> Scheme | None:
     """The scheme that stores a codec; None for floats and for codecs that folders are not written with."""
-    return next((s for s in map(scheme_named, SCHEMES) if s.holds(codec)), None)
+    return next((s for s in map(scheme_named, MODULES) if s.holds(codec)), None)
 
 
 def stored_parts(tensor: TensorSpec) -> list[StoredTensor]:

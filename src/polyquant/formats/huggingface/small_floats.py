@@ -10,13 +10,15 @@ from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.hf_mxfp8 import HF_MXFP8
 from polyquant.codecs.hf_nvfp4 import HFNvfp4
+from polyquant.codecs.keeping import SmallFloats
 from polyquant.errors import CodecError, InputError, PlanError
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, float_word, require
 from polyquant.formats.huggingface.schemes import StoredTensor
 from polyquant.types import Codec, Shape, TensorSpec
 
 __all__ = [
-    "KINDS", "Names", "fp8_weight", "held_fp8", "mxfp4_weight", "mxfp8_weight", "nvfp4_weight", "stored_as", "without",
+    "KINDS", "Names", "fp8_weight", "held_fp8", "held_mx", "mxfp4_weight", "mxfp8_weight", "nvfp4_weight", "stored_as",
+    "without",
 ]  # fmt: skip
 
 KINDS = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
@@ -154,6 +156,13 @@ def stored_as(tensor: TensorSpec, names: Names, shapes: Mapping[str, Shape]) -> 
         StoredTensor(part, stem + names.get(part, part), BY_NUMPY[spec.dtype], shapes.get(part, spec.shape))
         for part, spec in specs.items()
     ]
+
+
+def held_mx(have: SmallFloats) -> Codec | None:
+    """The codec with a power of two per 32 columns for such codes; None for others."""
+    if have.scale != "e8m0" or have.block != (1, 32) or have.element == "e5m2":
+        return None
+    return HF_MXFP4 if have.element == "e2m1" else HF_MXFP8
 
 
 def held_fp8(codec: Codec, *, inv: bool, dtype: str | None = None) -> FP8 | None:

@@ -16,6 +16,7 @@ from polyquant.formats.actions import blocks_of, common, same_codes, survives
 from polyquant.formats.huggingface.layout import lay_out, one_file
 from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
 from polyquant.formats.huggingface.options import HuggingFaceOptions
+from polyquant.formats.huggingface.scheme_names import DEFAULTS
 from polyquant.formats.huggingface.schemes import Arranges, Scheme, scheme_named, scheme_of
 from polyquant.formats.huggingface.work import SchemeWorker, fitted
 from polyquant.formats.linears import is_linear
@@ -140,14 +141,14 @@ class HuggingFaceTarget(PlainTarget):
                 f"the source's weights are floats, and {scheme.title} are quantized",
                 file=source.path,
                 tensor=tensor.origin,
-                hint=f"quantize them: --codec {scheme.default}",
+                hint=f"quantize them: --codec {DEFAULTS[scheme.name]}",
             )
         held = scheme.holding(have, tensor.shape)
         if held is not None and survives(weights, tensor) and all(same_codes(w, held, tensor) for w in weights):
             return Choice(held, "codes kept")
         if len(tensor.shape) == 2 and not is_linear(tensor.target, tensor.shape):  # embeddings and output heads
             return self._unquantized(source, have, tensor)
-        return Choice(codec(scheme.default), f"{scheme.title} cannot hold the codes of {have}")
+        return Choice(codec(DEFAULTS[scheme.name]), f"{scheme.title} cannot hold the codes of {have}")
 
     def _unquantized(self, source: Checkpoint, have: Codec, tensor: TensorMap) -> Choice:
         """Floats: those of the source, or decoded ones of the model's dtype."""

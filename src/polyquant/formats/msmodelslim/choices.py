@@ -21,8 +21,19 @@ from polyquant.registry import codec
 from polyquant.storage import strict_json
 from polyquant.types import Checkpoint, Codec, Floats, TensorMap, Translation
 
-__all__ = ["bias_type", "choose", "completed", "kept", "layout_options", "module_of", "ranges_of", "with_dtype"]
+__all__ = [
+    "bias_type",
+    "choose",
+    "completed",
+    "kept",
+    "layout_options",
+    "module_of",
+    "ranges_of",
+    "with_dtype",
+    "without_grid",
+]
 
+_KEPT = "codes kept"
 _DTYPES = {"float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32"}
 _ONE_SUM = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Linear layers of W4A8_DYNAMIC with one scale_bias per row; those that are distributed over devices have 16."""
@@ -93,10 +104,21 @@ def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options
     if wanted is not None and (rule is not None or have.form is not Floats):
         return Choice(wanted, why)
     if (exact := exact_msmodelslim(have, shape)) is not None and (linear or isinstance(have, MsModelSlim)):
-        return Choice(completed(exact, tensor.target, options), "codes kept")
+        return Choice(completed(exact, tensor.target, options), _KEPT)
     if len(shape) > 2:
         return Choice(_float(have, options), "a stack: the format supports only matrices")
     return Choice(_float(have, options), "float" if have.form is Floats else "decoded to floats")
+
+
+def without_grid(chosen: Choice, tensor: TensorMap, options: MsModelSlimOptions) -> Choice:
+    """The same codes without the grid of the inputs, for a layer with a bias: a static type would store it in
+    quant_bias, which is computed from codes alone.
+    """
+    target = chosen.codec
+    if not isinstance(target, MsModelSlim) or not target.static or chosen.why != _KEPT:
+        return chosen
+    why = "codes kept; the layer has a bias, so the quantization of its inputs is not"
+    return Choice(completed(MsModelSlim("w8a16"), tensor.target, options), why)
 
 
 def kept(name: str, globs: Sequence[str]) -> str | None:

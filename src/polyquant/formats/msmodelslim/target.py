@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from polyquant.calibration.samples import check_text
+from polyquant.capabilities import MayFixInputs, claims
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import PlanError
 from polyquant.formats.actions import common
@@ -68,7 +69,9 @@ class MsModelSlimTarget(PlainTarget):
             return Choice(have, "not a float: kept")
         if tensor.is_vector:
             return super().choose(source, tensor, recipe, facts, options)
-        return choices.choose(have, tensor, recipe, facts, options)
+        chosen = choices.choose(have, tensor, recipe, facts, options)
+        biased = f"{choices.module_of(tensor.source or '')}.bias" in source
+        return choices.without_grid(chosen, tensor, options) if biased and claims(have, MayFixInputs) else chosen  # type: ignore[type-abstract]
 
     def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
         """Plan the steps: --keep auto, then biases, norms and cache scales of the dialect."""

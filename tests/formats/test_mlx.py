@@ -12,11 +12,12 @@ import hub_vectors
 import polyquant
 from architectures.golden_models import Golden
 from architectures.mlx_folders import mlx_folder
+from polyquant.architectures.mlx_writing import mlx_layout
 from polyquant.errors import InputError, PolyquantError, UnsupportedError
 from polyquant.formats.huggingface import check
 from polyquant.opening import open_checkpoint
 from polyquant.runtime.load import load
-from polyquant.types import Action
+from polyquant.types import Action, TensorMap
 
 BF16 = ml_dtypes.bfloat16
 HASHES = hub_vectors.hashes("mlx")
@@ -195,6 +196,48 @@ def test_stacks_of_experts(tmp_path, codec):
     polyquant.convert(tmp_path / "q", tmp_path / "decoded", to="hf", codec="f32")
     want = load(tmp_path / "decoded", activations="float").logits(tokens)
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-4 * np.abs(want).max())
+
+
+JOINED = {  # model -> a layer's stacks in mlx-lm; transformers joins gate and up, and stores Llama 4's transposed
+    "granitemoehybrid": "model.layers.0.block_sparse_moe.switch_mlp", "gemma4": "model.layers.0.experts.switch_glu",
+    "llama4": "model.layers.1.feed_forward.experts",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_joined_experts_are_split_and_quantized(tmp_path, name):
+    golden, stem, codec = Golden(name), JOINED[name], "mlx.8.g32.f32"
+    report = polyquant.quantize(golden.folder, tmp_path / "q", to="mlx", codec=codec)
+    assert not report.warnings
+    found = open_checkpoint(tmp_path / "q")
+    stacks = [found[f"{stem}.{part}_proj.weight"] for part in ("gate", "up", "down")]
+    assert {w.codec.name for w in stacks} == {codec}
+    joined = [w for n, w in open_checkpoint(golden.folder).items() if len(w.shape) == 3 and stem[:16] in n]
+    (both, down) = sorted((w for w in joined if "conv" not in w.name), key=lambda w: "gate_up" not in w.name)
+    if "input_linear" in down.name:
+        both, down = down, both
+    want = both.dequantize().swapaxes(1, 2) if name == "llama4" else both.dequantize()
+    halves = [*np.split(want, 2, 1), down.dequantize().swapaxes(1, 2) if name == "llama4" else down.dequantize()]
+    for stack, floats in zip(stacks, halves, strict=True):
+        np.testing.assert_allclose(stack.dequantize(), floats, atol=0.01 * np.abs(floats).max())
+    polyquant.convert(golden.folder, tmp_path / "m.gguf", codec="f32")
+    polyquant.quantize(tmp_path / "m.gguf", tmp_path / "g", to="mlx", codec=codec)
+    again = open_checkpoint(tmp_path / "g")
+    for stack in stacks:
+        np.testing.assert_array_equal(again[stack.name].dequantize(), stack.dequantize())
+
+
+def test_joined_experts_of_qwen():
+    config = json.loads((Golden("qwen3_5_moe").folder / "config.json").read_text(encoding="utf-8"))
+    layer = "model.layers.0.mlp"
+    shapes = {f"{layer}.experts.gate_up_proj": (4, 64, 32), f"{layer}.experts.down_proj": (4, 32, 32)}
+    made = mlx_layout([TensorMap(name, (name,), shape) for name, shape in shapes.items()], config)
+    assert {t.target: t.shape for t in made} == {
+        f"{layer}.switch_mlp.{part}_proj.weight": (4, 32, 32) for part in ("gate", "up", "down")
+    }
+    x = np.arange(4 * 64 * 32, dtype=np.float32).reshape(4, 64, 32)
+    for tensor, want in zip(made, np.split(x, 2, 1), strict=False):
+        np.testing.assert_array_equal(tensor.op.reference([x]), want)
 
 
 def test_experts_of_gpt_oss_keep_their_codes(tmp_path):

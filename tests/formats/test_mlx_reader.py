@@ -101,6 +101,38 @@ def test_experts(tmp_path, name):
     same_logits(tmp_path / "q", golden.logits()["tokens"].tolist(), 0.003)
 
 
+FUSED = {  # model that transformers stores with joined experts -> entries that mlx-lm reads under other names
+    "granitemoehybrid": {},
+    "gemma4": {"global_head_dim": 32, "num_global_key_value_heads": 1},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe"},
+    "llama4": {"model_type": "llama4"},
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_joined_experts(tmp_path, name):
+    golden = Golden(name)
+    polyquant.quantize(golden.folder, tmp_path / "q", to="mlx", codec="mlx.8.g32.f32")
+    same_weights(tmp_path / "q")
+    tokens = golden.logits()["tokens"].tolist()
+    found = load(tmp_path / "q", activations="float").logits(tokens)
+    stacks = [w.codec.name for n, w in open_checkpoint(tmp_path / "q").items() if len(w.shape) == 3 and "conv" not in n]
+    assert stacks and set(stacks) == {"mlx.8.g32.f32"}
+    path = tmp_path / "q/config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if "model_type" in FUSED[name]:  # mlx-lm has the experts only inside the model with images
+        stored = mx.load(str(tmp_path / "q/model.safetensors"))
+        config = {"text_config": config, "quantization": config["quantization"]}
+        mx.save_safetensors(
+            str(tmp_path / "q/model.safetensors"), {f"language_model.{n}": t for n, t in stored.items()}
+        )
+    path.write_text(json.dumps(config | FUSED[name]), encoding="utf-8")
+    mx.set_default_device(mx.cpu)
+    model, _ = mlx_lm.load_model(tmp_path / "q")
+    want = np.array(model(mx.array([tokens])).astype(mx.float32))[0]
+    assert np.square(found - want).mean() < 0.003**2 * np.square(want).mean()
+
+
 def test_experts_of_gpt_oss(tmp_path):
     golden = Golden("gpt_oss_mxfp4")
     polyquant.convert(golden.folder, tmp_path / "q", to="mlx")

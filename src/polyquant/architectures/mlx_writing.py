@@ -5,8 +5,10 @@
     conv1d.weight [n, 1, k]             [n, k, 1]; models with such layers store norms with their offset of 1
     experts.gate_up_proj of gpt-oss     experts.gate_proj.weight and up_proj.weight: its even and odd rows
 
-mlx-lm stacks float experts when it loads a model, but of most architectures not quantized ones. Other experts that
-transformers itself stores as one tensor keep its layout.
+    experts.gate_up_proj, down_proj     stacks of gate, up and down: halves of the rows (Qwen3.5, Gemma 4, Granite's
+                                        input_linear and output_linear), or of the columns (Llama 4)
+
+mlx-lm stacks and splits float experts when it loads a model, but of most architectures not quantized ones.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from polyquant.architectures.record import Architecture
 from polyquant.operations import (
     AddConstant,
     Chain,
+    Concat,
     Interleave,
     Joined,
     Matrix,
@@ -38,6 +41,13 @@ from polyquant.types import TensorMap
 __all__ = ["mlx_layout"]
 
 _EXPERT = re.compile(r"(.+)\.experts\.(\d{1,6})\.([^.]+)\.(weight|bias)")
+_FUSED = (  # ends of transformers' names, that of mlx-lm's stack, and whether transformers has [experts, in, out]
+    (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.output_linear.weight", ".block_sparse_moe.switch_mlp",
+     False),
+    (".feed_forward.experts.gate_up_proj", ".feed_forward.experts.down_proj", ".feed_forward.experts", True),
+    (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj", ".mlp.switch_mlp", False),
+    (".experts.gate_up_proj", ".experts.down_proj", ".experts.switch_glu", False),
+)  # fmt: skip
 _NUMBERED = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _WITHOUT_GATE = {"up_proj": "fc1", "down_proj": "fc2"}
 
@@ -49,6 +59,7 @@ def mlx_layout(tensors: Sequence[TensorMap], config: Mapping[str, Any]) -> tuple
         return tuple(tensors)
     if record.name == "gpt-oss":
         return tuple(part for tensor in tensors for part in _of_gpt_oss(tensor))
+    tensors = [part for tensor in tensors for part in _of_fused(tensor, record)]
     stacks: dict[str, dict[int, TensorMap]] = {}
     names = _known(tensors, record)
     for tensor in tensors:
@@ -112,23 +123,45 @@ def _of_gpt_oss(tensor: TensorMap) -> list[TensorMap]:
     if not stem or part not in ("gate_up", "down") or kind not in ("", "_blocks", "_bias"):
         return [tensor]
     suffix = "bias" if kind == "_bias" else "weight"
+    parts = ("down",) if part == "down" else ("gate", "up")
+    return _apart(tensor, [f"{stem}.experts.{p}_proj.{suffix}" for p in parts], alternate=True, transposed=not kind)
+
+
+def _of_fused(tensor: TensorMap, record: Architecture) -> list[TensorMap]:
+    """Gate and up as two stacks, and down as a stack, if mlx-lm has them; other tensors unchanged."""
+    for joined, down, stack, transposed in _FUSED if len(tensor.shape) == 3 else ():
+        parts = ("gate", "up") if tensor.target.endswith(joined) else ("down",)
+        if not tensor.target.endswith((joined, down)):
+            continue
+        stem = tensor.target.removesuffix(joined).removesuffix(down)
+        names = [f"{stem}{stack}.{part}_proj.weight" for part in parts]
+        if len(mlx_names(names, record)) == len(names):
+            return _apart(tensor, names, alternate=False, transposed=transposed)
+    return [tensor]
+
+
+def _apart(tensor: TensorMap, names: Sequence[str], *, alternate: bool, transposed: bool) -> list[TensorMap]:
+    """The stacks with these names: the whole tensor, or its two halves along the outputs.
+
+    alternate: their rows alternate. transposed: [experts, in, out] becomes [experts, out, in].
+    """
     steps = tensor.op.steps if isinstance(tensor.op, Chain) else () if isinstance(tensor.op, Same) else (tensor.op,)
     shape = tensor.shape
-    if not kind:  # transposed, or the transpose of such
+    if transposed:
         shape = (*shape[:-2], shape[-1], shape[-2])
         steps = steps[:-1] if steps and steps[-1] == Transpose() else (*steps, Transpose())
-    if part == "down":
-        return [replace(tensor, target=f"{stem}.experts.down_proj.{suffix}", shape=shape, op=chain(*steps))]
-    out = []
-    half = (shape[0], shape[1] // 2, *shape[2:])
-    source: tuple[str, ...]
-    for i, name in enumerate(("gate", "up")):
-        target = f"{stem}.experts.{name}_proj.{suffix}"
-        if steps and steps[0] == Interleave(1) and len(tensor.sources) == 2:
-            source, op = (tensor.sources[i],), chain(*steps[1:])
+    if len(names) == 1:
+        return [replace(tensor, target=names[0], shape=shape, op=chain(*steps))]
+    joined: Operation = Interleave(1) if alternate else Concat(1)
+    half, out = shape[1] // 2, list[TensorMap]()
+    for i, name in enumerate(names):
+        sources = tensor.sources
+        if steps and steps[0] == joined and len(sources) == 2:
+            sources, op = sources[i : i + 1], chain(*steps[1:])
         else:
-            source, op = tensor.sources, chain(*steps, Slice(i, shape[1], 2, 1))
-        out.append(replace(tensor, target=target, sources=source, shape=half, op=op))
+            piece = Slice(i, shape[1], 2, 1) if alternate else Slice(i * half, (i + 1) * half, 1, 1)
+            op = chain(*steps, piece)
+        out.append(replace(tensor, target=name, sources=sources, shape=(shape[0], half, *shape[2:]), op=op))
     return out
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
 import polyquant
 from bench_run import llama
-from measure import Row, Section
+from measure import Row, Section, middle
 from polyquant.analysis.demo import demo_model
 from polyquant.runtime.generate import generate
 from polyquant.runtime.model import Model
@@ -71,7 +70,7 @@ def rows() -> Iterator[Row]:
                 if model.session().lookup_problem(drafts):
                     continue
                 taken = [[seconds(model, prompt, answer, n) for n in (0, drafts)] for _ in range(ROUNDS)]
-                rate, gain = LENGTH / median(run[0] for run in taken), median(run[0] / run[1] for run in taken)
+                rate, gain = LENGTH / middle([run[0] for run in taken]), middle([run[0] / run[1] for run in taken])
                 yield Row(f"{codec}, {label}, {drafts} drafts", "tokens/s", rate * gain, rate, bar, True)
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from polyquant.errors import PlanError, PolyquantError, RemoteError
 from polyquant.storage.claims import claimed
 from polyquant.storage.journal import Block, Done
+from polyquant.storage.phases import phase
 from polyquant.storage.renames import named, sync_folder
 from polyquant.storage.spans import gaps, slots_by_tensor, spans_by_file
 from polyquant.storage.work_folder import FILES, Resume, WorkFolder
@@ -175,7 +176,9 @@ class Staging:
         if data.nbytes:
             raw = data.reshape(-1).view(np.uint8).data
             self._pwrite(slot.file, raw, slot.offset + offset)
-            block = Block(self._indices[slot.file], slot.offset + offset, data.nbytes, zlib.crc32(raw))
+            with phase("checksum", data.nbytes):
+                crc = zlib.crc32(raw)
+            block = Block(self._indices[slot.file], slot.offset + offset, data.nbytes, crc)
             self._blocks.setdefault(tensor, []).append(block)
 
     def finish(self, tensor: str, report: Any, **more: Any) -> None:
@@ -186,7 +189,8 @@ class Staging:
     def record(self, tensor: str, report: Any, blocks: Sequence[Sequence[int]], **more: Any) -> None:
         """Record that a tensor is complete, whose blocks (storage/journal.py) another process has written."""
         self.done[tensor] = None  # its report is on disk; 70,000 of them take 140 MB
-        self._work.append(tensor=tensor, report=report, blocks=blocks, **more)
+        with phase("journal"):
+            self._work.append(tensor=tensor, report=report, blocks=blocks, **more)
 
     def flush(self) -> None:
         """Sync the bytes written so far to disk. Raises OSError."""
@@ -256,7 +260,8 @@ def staged(
         try:
             with closing(staging):
                 yield staging
-                staging.sync()
+                with phase("sync", sum(file.size for file in layout.files)):
+                    staging.sync()
             if check is not None:
                 check()
             publish(work, dst, [f.name for f in layout.files], folder=layout.folder, replaceable=replaceable)

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint docs bench wheel check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
+.PHONY: demo test lint docs bench bench-check wheel check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -96,9 +96,17 @@ docs: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[docs]'
 	$(BIN)/sphinx-build -E -n -W --keep-going -q -b html docs build/docs
 
+# Every section, or SECTIONS="run quantize". Peers are used where they are installed: bench/peers.py.
+JSON     ?= build/bench.json
+SECTIONS ?=
+
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[bench]'
-	$(BIN)/python bench/run.py --markdown docs/benchmarks.md
+	$(BIN)/python bench/run.py $(if $(SECTIONS),,--markdown docs/benchmarks.md) --json $(JSON) $(SECTIONS)
+
+# Compares two files of figures; exit status 1 if a row is slower beyond its noise, or missing.
+bench-check: $(BIN)/python
+	@$(BIN)/python bench/check.py $(if $(and $(OLD),$(NEW)),$(OLD) $(NEW),$(error make bench-check OLD=before.json NEW=after.json))
 
 # The sdist, and from it the wheel of this platform, in dist/; then the wheel in an environment that has nothing else.
 # auditwheel gives a wheel of Linux the tag that PyPI accepts: the oldest glibc on which it runs.

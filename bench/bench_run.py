@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
 import polyquant
-from measure import Row, Section
+from measure import Row, Section, middle
+from peers import PROGRAMS, llama_bench, program
 from polyquant.types import Kind, Meta
 from synthetic import BITNET_2B, write_bitnet, write_llama
 
@@ -93,31 +95,47 @@ def child(engine: str, path: Path, threads: int, prefill: int = 0, decode: int =
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def side_by_side(ours: Path, theirs: Path, threads: int, prefill: int, rounds: int) -> tuple[dict, dict | None]:
-    """Return medians of alternating runs."""
-    there = find_spec("llama_cpp") is not None
-    a, b = [], []
+def engines(theirs: Path, threads: int, prefill: int) -> dict[str, Callable[[], dict]]:
+    """Return a run of each installed peer: llama.cpp by its library, else by its llama-bench, and ik_llama.cpp."""
+    found: dict[str, Callable[[], dict]] = {}
+    for peer in PROGRAMS:
+        if (path := program(peer)) is not None:
+            found[peer] = partial(llama_bench, path, theirs, threads, prefill, 24)
+    if find_spec("llama_cpp") is not None:
+        found["llama.cpp"] = partial(child, "llama.cpp", theirs, threads, prefill)
+    return found
+
+
+def side_by_side(ours: Path, theirs: Path, threads: int, prefill: int, rounds: int) -> tuple[dict, dict[str, dict]]:
+    """Return medians of alternating runs: ours, and of each peer."""
+    peers = engines(theirs, threads, prefill)
+    mine: list[dict] = []
+    others: dict[str, list[dict]] = {peer: [] for peer in peers}
     for _ in range(rounds):
-        a.append(child("ours", ours, threads, prefill))
-        if there:
-            b.append(child("llama.cpp", theirs, threads, prefill))
+        mine.append(child("ours", ours, threads, prefill))
+        for peer, run in peers.items():
+            others[peer].append(run())
 
-    def middle(runs: list[dict]) -> dict:
-        return {key: median(run[key] for run in runs) for key in runs[0]}
+    def medians(runs: list[dict]) -> dict:
+        return {key: middle([run[key] for run in runs]) for key in runs[0]}
 
-    return middle(a), middle(b) if there else None
+    return medians(mine), {peer: medians(runs) for peer, runs in others.items()}
 
 
 def decode_rows(label: str, ours: Path, theirs: Path, bar: float | None) -> Iterator[Row]:
     """Yield rows for one and two threads, and a prefill of 512 tokens with two."""
     for threads in (1, 2):
-        mine, peer = side_by_side(ours, theirs, threads, 512 if threads == 2 else 0, ROUNDS if bar else 1)
+        mine, peers = side_by_side(ours, theirs, threads, 512 if threads == 2 else 0, ROUNDS if bar else 1)
+        peer, fork = (peers.get(name) for name in PROGRAMS)
         extra = {"of floor": mine["read"] * mine["decode"] / bandwidth(threads), "outside kernels": mine["outside"]}
+        extra |= {"ik_llama.cpp": fork["decode"]} if fork else {}
         yield Row(
             f"{label}, decode, {threads} threads", "tokens/s", mine["decode"], peer and peer["decode"], bar, True, extra
         )
         if threads == 2:
-            yield Row(f"{label}, prefill 512", "tokens/s", mine["prefill"], peer and peer["prefill"], bar and 0.7, True)
+            extra = {"ik_llama.cpp": fork["prefill"]} if fork else {}
+            theirs_too = peer and peer["prefill"]
+            yield Row(f"{label}, prefill 512", "tokens/s", mine["prefill"], theirs_too, bar and 0.7, True, extra)
 
 
 def rows() -> Iterator[Row]:

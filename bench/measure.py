@@ -11,12 +11,14 @@ runs, so that a busy machine slows both; without the peer installed it still yie
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
-__all__ = ["Row", "Section", "in_turn"]
+__all__ = ["Row", "Section", "in_turn", "middle", "noise"]
+
+_spreads: list[float] = []  # of the medians since the last call of `noise`
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +72,21 @@ def in_turn(*runs: Callable[[], Any], repeats: int = 9, clock: Callable[[], floa
             start = clock()
             run()
             taken.append(clock() - start)
-    return [median(taken[1:]) for taken in seconds]
+    return [middle(taken[1:]) for taken in seconds]
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the median of repeated measurements, and remember how far they are apart."""
+    found = median(values)
+    if len(values) > 1 and found:
+        low, _, high = quantiles(values, n=4, method="inclusive")
+        _spreads.append((high - low) / 2 / found)
+    return found
+
+
+def noise() -> float | None:
+    """Return the largest relative spread (half of the interquartile range) of the medians since the last call, None if
+    there were none."""
+    found = max(_spreads, default=None)
+    _spreads.clear()
+    return found

@@ -1,6 +1,7 @@
-"""Run the benchmarks against peers: `python bench/run.py [SECTION ...] [--json bench/results.json]`.
+"""Run the benchmarks against peers: `python bench/run.py [SECTION ...] [--json build/bench.json]`.
 
-Every file bench/bench_<section>.py is a section (see measure.py). Exit status 1 if a bar was missed.
+Every file bench/bench_<section>.py is a section (see measure.py), peers.py finds the peers, check.py compares two files
+of figures. Exit status 1 if a bar was missed.
 """
 
 from __future__ import annotations
@@ -11,24 +12,26 @@ import os
 import platform
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from measure import Row, Section
+from measure import Row, Section, noise
+from peers import PROGRAMS, release
 
 HERE = Path(__file__).resolve().parent
 NAMES = sorted(p.stem.removeprefix("bench_") for p in HERE.glob("bench_*.py"))
 
 
-def release(package: str) -> str | None:
-    """Return the installed version of a peer, or None."""
+def processor() -> str:
+    """Return the name of the processor, as far as the system tells."""
     try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part")))
+    return next(found, platform.processor())
 
 
 def machine() -> dict[str, object]:
@@ -37,7 +40,8 @@ def machine() -> dict[str, object]:
 
     return {
         "polyquant": release("polyquant"),
-        "engine": native.instruction_set(),
+        "engine": native.instruction_set(),  # POLYQUANT_ISA forces another one
+        "processor": processor(),
         "python": platform.python_version(),
         "numpy": release("numpy"),
         "machine": platform.machine(),
@@ -110,9 +114,15 @@ def main() -> int:
     for name in args.sections or NAMES:
         section: Section = import_module(f"bench_{name}").SECTION
         peers = {peer: release(peer) for peer in section.peers}
-        rows = []
+        if "llama-cpp-python" in peers:
+            peers |= {peer: found for peer in PROGRAMS if (found := release(peer))}
+        rows: list[Row] = []
+        spreads: list[float | None] = []
+        noise()  # of what came before
         for row in section.rows():
             rows.append(row)
+            found = noise()  # rows of one measurement share it
+            spreads.append(found if found is not None else spreads[-1] if spreads else None)
             print(f"{row.name}: {number(row.ours)} {row.unit}, times {number(row.ratio)}", file=sys.stderr, flush=True)
         missed |= any(row.met is False for row in rows)
         console.print(table(section, rows))
@@ -126,10 +136,12 @@ def main() -> int:
             "peers": peers,
             "rows": [
                 {"name": r.name, "unit": r.unit, "ours": r.ours, "peer": r.peer, "ratio": r.ratio, "bar": r.bar,
-                 "met": r.met, **r.extra} for r in rows
+                 "met": r.met, "more": r.more, "noise": spread, **r.extra}
+                for r, spread in zip(rows, spreads, strict=True)
             ],
         }  # fmt: skip
     if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if args.markdown:
         args.markdown.write_text(markdown(results, measured), encoding="utf-8")

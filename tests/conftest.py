@@ -8,6 +8,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: the workers 
 import numpy as np
 import pytest
 
+from kernel_sets import kernels  # noqa: F401 - a fixture of all tests
 from polyquant.ops import native
 from unsanitized import reason
 

@@ -12,6 +12,7 @@ import polyquant as pq
 from golden import VECTORS
 from polyquant.errors import InputError, PlanError, UnknownNameError
 from polyquant.registry import codec
+from polyquant.storage import phases
 
 LLAMA = VECTORS / "models/tiny-llama-untied/hf"
 SLIM = VECTORS / "msmodelslim/v0/fp16/w8a16"
@@ -49,6 +50,40 @@ def test_a_dry_run_accepts_an_existing_target(polyquant, tmp_path):
 def test_a_dry_run_writes_nothing(polyquant, tmp_path):
     assert polyquant("quantize", LLAMA, tmp_path / "out", "--to", "hf", "--codec", "bf16", "--dry-run").code == 0
     assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_accounts_for_the_time(polyquant, tmp_path):
+    options = ("quantize", LLAMA, tmp_path / "a.gguf", "--codec", "q4_0", "--threads", 2, "--overwrite")
+    done = polyquant(*options, "--profile")
+    assert done.code == 0, done
+    lines = [line.split() for line in done.out.splitlines()]
+    assert ["phase", "seconds", "share", "bytes", "per", "second"] in lines
+    assert "s with 2 threads; seconds of phases are summed over them" in done.out
+    told = json.loads(polyquant(*options, "--profile", "--format", "json").out)
+    profile = told["profile"]
+    phases = {entry["phase"]: entry for entry in profile["phases"]}
+    assert {"plan", "read", "quantize", "write", "checksum", "sync", "journal", "idle"} <= phases.keys()
+    assert sum(entry["share"] for entry in phases.values()) == pytest.approx(1)
+    assert 0 < sum(entry["seconds"] for entry in phases.values()) < 2 * profile["seconds"]
+    tensors = sum(tensor["nbytes"] for tensor in told["tensors"])
+    assert phases["write"]["bytes"] == phases["checksum"]["bytes"] == tensors
+    assert phases["read"]["bytes"] > tensors
+    assert "profile" not in json.loads(polyquant(*options, "--format", "json").out)
+    assert polyquant(*options, "--profile", "--dry-run").code == 2
+
+
+def test_a_phase_counts_for_itself_only(monkeypatch):
+    now = iter([0.0, 1.0, 4.0, 6.0, 7.0, 10.0])
+    monkeypatch.setattr(phases, "perf_counter", lambda: next(now))
+    with phases.profiled() as profile, phases.phase("quantize", 5) as spent:
+        with phases.phase("read", 8):
+            pass
+        with phases.phase("read", 2):
+            pass
+        spent.nbytes += 1
+    assert profile.spent == {"read": phases.Spent(4.0, 10, 2), "quantize": phases.Spent(6.0, 6, 1)}
+    with phases.phase("read", 1):  # without a profile
+        assert profile.spent["read"].count == 2
 
 
 UNWRITABLE = {

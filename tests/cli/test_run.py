@@ -59,6 +59,21 @@ def test_stdout_contains_only_the_text(polyquant):
     assert outcome.out == SIX + "\n" and "prompt 6 tokens at" in outcome.line and "end: length" in outcome.line
 
 
+def test_prompt_lookup_counts_its_drafts(polyquant):
+    again = f"{PROMPT}{SIX}, {PROMPT}"
+    options = ("run", LLAMA, "-p", again, "-n", 60)
+    plain, fast = polyquant(*options), polyquant(*options, "--prompt-lookup", 3, "--stats")
+    assert plain.out == fast.out and "drafted tokens accepted, end: length" in fast.line
+    found = json.loads(polyquant(*options, "--prompt-lookup", 15, "--format", "json").out)
+    assert 0 <= found["accepted_tokens"] <= found["drafted_tokens"]
+    assert polyquant(*options, "--prompt-lookup", 32).code == 2
+
+
+def test_prompt_lookup_without_effect_is_noted(polyquant):
+    outcome = polyquant("run", VECTORS / "architectures/mamba2", "-p", "a", "-n", 1, "--prompt-lookup", 3)
+    assert "note: --prompt-lookup 3 has no effect: the recurrent states of this model cannot drop" in outcome.err
+
+
 def test_every_option_has_an_effect(polyquant):
     def text(*options):
         outcome = polyquant("run", LLAMA, "-p", PROMPT, "-n", 12, *options)

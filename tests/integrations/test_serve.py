@@ -32,6 +32,8 @@ from polyquant.integrations.server.engine import Engine, Finish
 from polyquant.integrations.server.queue import Line, Turn
 from polyquant.integrations.server.refusal import RequestError, refusal_of
 from polyquant.integrations.server.requests import chat_request, completion_request
+from polyquant.integrations.server.wire import Usage
+from polyquant.runtime.prompt_lookup import PassTimes
 
 DOCS = Path(__file__).parents[2] / "docs"
 DEMO = Path(str(files("polyquant"))) / "demo/llama"
@@ -541,6 +543,20 @@ def test_a_common_prefix_is_reused_with_equal_results(cache, folder):
         assert text == fresh == "".join(t.text for t in model.generate(prompt, max_tokens=8))
         np.testing.assert_allclose(logprobs, expected, atol=5e-4)
         assert least - lost < finish.cached_tokens < finish.prompt_tokens == len(ids(prompt))
+
+
+def test_prompt_lookup_is_counted(model, monkeypatch):
+    monkeypatch.setattr(PassTimes, "steps", lambda self, tokens: 1 + 0.01 * (tokens - 1))  # passes seem to cost little
+    prompt = "and he reigned in the house of the king of Judah, and he reigned in the house of"
+    text, _, _ = answers(Engine(model), prompt, max_tokens=40)
+    found, _, finish = answers(Engine(model, prompt_lookup=3), prompt, max_tokens=40)
+    assert found == text and 0 < finish.accepted_tokens <= finish.drafted_tokens
+    usage = Usage()
+    usage.add(finish, first=True)
+    assert usage.body()["completion_tokens_details"] == {
+        "accepted_prediction_tokens": finish.accepted_tokens,
+        "rejected_prediction_tokens": finish.drafted_tokens - finish.accepted_tokens,
+    }
 
 
 def test_cancelling_leaves_a_usable_cache(model):

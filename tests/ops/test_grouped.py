@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,16 +19,6 @@ ROUNDINGS: tuple[Rounding, ...] = ("none", "block", "token", "wide")
 KINDS: tuple[Kind, ...] = ("2", "3", "4", "5", "6", "8", "e2m1", "e4m3", "e5m2")
 SCALES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "e8m0": np.uint8,
           "e4m3": ml_dtypes.float8_e4m3fn}  # fmt: skip
-
-
-@pytest.fixture(params=["chosen", "AVX2", "plain"])
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The kernels of this processor, those with AVX2 if it has more, and those that run on any."""
-    native.module().use_plain_kernels(request.param == "plain")
-    if request.param == "AVX2" and not ("AVX-512" in native.instruction_set() and native.module().use_avx2_kernels()):
-        pytest.skip("no other set of kernels on this processor")
-    yield request.param
-    native.module().use_plain_kernels(False)
 
 
 def width(kind: Kind) -> int:

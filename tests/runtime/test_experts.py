@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -26,16 +25,6 @@ APART = ("f8_e4m3", "f64", "w8a16", "w8a8.dynamic")
 TOKENS = (1, 2, 7, 64)
 E, N, K = 12, 40, 512
 ROUTING = Routing(E, 4, norm=True)
-
-
-@pytest.fixture(params=["chosen", "plain"])
-def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The kernels of this processor, and those that run on any."""
-    if not native.available():
-        pytest.skip("no native kernels here")
-    native.module().use_plain_kernels(request.param == "plain")
-    yield
-    native.module().use_plain_kernels(False)
 
 
 def weight(codec: str, *shape: int, seed: int = 0) -> Weight:

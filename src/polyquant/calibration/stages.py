@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from polyquant.calibration.statistics import CacheRanges
 from polyquant.calibration.taps import LinearTap, tapped, taps_of
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops.arithmetic import defined_order
-from polyquant.ops.decoder import PLAIN, Scores
 from polyquant.runtime.attention import Attention
 from polyquant.runtime.decoder import Decoder, Layer
 from polyquant.runtime.kv_cache import KVCache, Passing
@@ -180,12 +179,10 @@ class _Watched(KVCache):
         super().__init__([layer.state_spec for layer in decoder.layers])
         self._ranges = ranges
 
-    def attend(
-        self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
-    ) -> F32:
+    def attend(self, layer: int, q: F32, k: F32, v: F32, **options: Any) -> F32:
         """See KVCache."""
         self._ranges.add(k, v)
-        return super().attend(layer, q, k, v, scale=scale, window=window, scores=scores)
+        return super().attend(layer, q, k, v, **options)
 
 
 def calibration_windows(

@@ -31,6 +31,7 @@ __all__ = [
     "cache_option",
     "decibel",
     "json_option",
+    "lookup_option",
     "paragraph",
     "progress",
     "show_records",
@@ -213,6 +214,16 @@ cache_option = click.option(
     group=SPEED,
     type=click.Choice(["f32", "f16", "int8"]),
     help="Type of the KV cache.  [default: f16; f32 with --activations float]",
+)
+lookup_option = click.option(
+    "--prompt-lookup",
+    cls=GroupedOption,
+    group=SPEED,
+    type=click.IntRange(0, 31),
+    default=0,
+    metavar="N",
+    help="Draft up to N tokens from the text so far: faster where an answer repeats its prompt. Up to 3, answers "
+    "stay the same; more, near ties of two tokens may be decided differently.  [default: 0, off]",
 )
 json_option = click.option(
     "--format",

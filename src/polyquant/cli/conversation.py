@@ -46,6 +46,7 @@ class Conversation:
     max_tokens: int | None
     stop: tuple[str, ...]
     figures: Callable[[Generation], None] | None
+    prompt_lookup: int = 0
     session: Session = field(init=False)
     messages: list[dict[str, str]] = field(init=False)
     regenerated: int = 0
@@ -102,8 +103,9 @@ class Conversation:
         stream("model> ")
         pieces: list[str] = []
         answer = generate(
-            self.model, ids, max_tokens=self.max_tokens, sampling=self._sampling(), stop=self.stop, session=self.session
-        )
+            self.model, ids, max_tokens=self.max_tokens, sampling=self._sampling(), stop=self.stop,
+            session=self.session, prompt_lookup=self.prompt_lookup,
+        )  # fmt: skip
         with suppress(KeyboardInterrupt):
             for token in answer:
                 pieces.append(token.text)

@@ -6,8 +6,10 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import click
@@ -22,6 +24,7 @@ from polyquant.cli.console import (
     table,
     watcher,
 )
+from polyquant.cli.profile_table import print_profile, profile_json
 from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.terminal import say, say_some
 from polyquant.conversion.convert import check_disk, convert, guess_format, plan, smaller
@@ -32,6 +35,7 @@ from polyquant.conversion.tasks import Part, cost, parse_part, shares
 from polyquant.errors import PolyquantError, listed, printable
 from polyquant.formats.existing import refuse_existing, refuse_overlap, refuse_target
 from polyquant.storage.locations import located
+from polyquant.storage.phases import phase, profiled
 from polyquant.types import Action
 
 _COMPUTED = (Action.QUANTIZE, Action.DEQUANTIZE, Action.REQUANTIZE)
@@ -40,9 +44,16 @@ _COMPUTED = (Action.QUANTIZE, Action.DEQUANTIZE, Action.REQUANTIZE)
 def run_conversion(
     *, src: str, dst: str, to: str | None, rules: tuple[str, ...], dry_run: bool, overwrite: bool, resume: Any,
     threads: int | None, no_measure: bool, max_memory: str | None, part: str | None, engine: str | None,
-    workers: int | None, address: str | None, lease: float | None, style: str, shrink: bool = False, **options: Any,
+    workers: int | None, address: str | None, lease: float | None, style: str, profile: bool = False,
+    shrink: bool = False, **options: Any,
 ) -> None:  # fmt: skip
-    """Plan, print, and convert unless it is a dry run. shrink: quantize even if no option selects a codec."""
+    """Plan, print, and convert unless it is a dry run. shrink: quantize even if no option selects a codec.
+
+    profile: print where the time went.
+    """
+    began = perf_counter()
+    if profile and (dry_run or engine is not None):
+        raise click.UsageError("--profile needs a conversion in this process: omit --dry-run and --engine")
     target = located(dst)
     share = parse_part(part) if part is not None else None
     on_engine = _engine(engine, part, {"--workers": workers, "--address": address, "--lease": lease}, threads or 1)
@@ -51,7 +62,30 @@ def run_conversion(
         refuse_overlap(target, located(src))
     else:
         refuse_target(target, located(src), overwrite=overwrite)
-    conversion = planned(src, target, to, shrink=shrink, rules=rules, **options)
+    with ExitStack() as stack:
+        phases = stack.enter_context(profiled()) if profile else None
+        with phase("plan"):
+            conversion = planned(src, target, to, shrink=shrink, rules=rules, **options)
+        made = _converted(
+            conversion, target, share, on_engine, dry_run=dry_run, overwrite=overwrite, resume=resume, threads=threads,
+            measure=not no_measure, max_memory=max_memory, command=part_command(sys.argv, part), style=style,
+        )  # fmt: skip
+    if made is None:
+        return
+    seconds = perf_counter() - began
+    if style == "json":
+        as_json(made.to_json() | ({} if phases is None else {"profile": profile_json(phases, seconds)}))
+        return
+    print_report(made, share)
+    if phases is not None:
+        print_profile(phases, seconds)
+
+
+def _converted(
+    conversion: Plan, target: Path, share: Part | None, engine: Engine | None, *, dry_run: bool, overwrite: bool,
+    resume: Any, threads: int | None, measure: bool, max_memory: str | None, command: str, style: str,
+) -> Report | None:  # fmt: skip
+    """Print the plan and convert; None after a dry run."""
     if style == "human":
         print_plan(conversion, steps=dry_run)
         if share is not None:
@@ -62,27 +96,23 @@ def run_conversion(
             as_json({**plan_json(conversion), "refused": refused})
         else:
             say_some(refused, "without --dry-run this is refused: ")
-        return
+        return None
     if any(s.action in _COMPUTED for s in conversion.steps):
         note_slow_engine()
     with progress("converting") as tell:
-        report = convert(
+        return convert(
             conversion,
             target,
             resume=resume,
             overwrite=overwrite,
             threads=threads,
-            measure=not no_measure,
+            measure=measure,
             max_memory=max_memory,
             part=share,
-            command=part_command(sys.argv, part),
-            engine=on_engine,
+            command=command,
+            engine=engine,
             on_progress=watcher(tell),
         )
-    if style == "json":
-        as_json(report.to_json())
-    else:
-        print_report(report, share)
 
 
 def planned(src: str, target: Path, to: str | None, *, shrink: bool = False, **options: Any) -> Plan:

@@ -127,7 +127,8 @@ _OPTIONS = (
 
 def conversion_options(command: F) -> F:
     """Add SRC, DST and all options of a conversion, those of the formats last."""
-    command = click.argument("dst", type=SOURCE)(options_of_conversions(command))
+    profile = click.option("--profile", is_flag=True, help="Print where the time went.")
+    command = click.argument("dst", type=SOURCE)(profile(options_of_conversions(command)))
     return click.argument("src", type=SOURCE)(command)
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
-from polyquant.cli.console import activations_option, as_json, cache_option, json_option
+from polyquant.cli.console import activations_option, as_json, cache_option, json_option, lookup_option
 from polyquant.cli.conversation import Conversation
 from polyquant.cli.grouped import SPEED, GroupedCommand, GroupedOption
+from polyquant.cli.lookup_notes import lookup_notes
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.source_type import SOURCE
@@ -78,6 +79,7 @@ Examples:
 @cache_option
 @_running("--threads", type=click.IntRange(1, 256), help="Threads of the native kernels.  [default: one per core]")
 @_running("--context", type=click.IntRange(1), help="Maximum tokens of prompt and answer.  [default: the model's]")
+@lookup_option
 @click.option("--stats", is_flag=True, help="Print timings on stderr, even in a pipe.")
 @source_option("ternary_layout")
 @source_option("tile")
@@ -106,6 +108,7 @@ class _Job:
     stop: tuple[str, ...]
     notes: tuple[str, ...]
     load_seconds: float
+    prompt_lookup: int = 0
     schema: object = None
 
     def start(self, text: str) -> Generation:
@@ -120,7 +123,7 @@ class _Job:
             constraint = Grammars(self.model.tokenizer, self.model.vocab).json(self.schema)
         return generate(
             self.model, prompt, max_tokens=most, sampling=self.sampling, stop=self.stop, add_special=not self.chat,
-            constraint=constraint,
+            constraint=constraint, prompt_lookup=self.prompt_lookup,
         )  # fmt: skip
 
     def opening(self) -> list[dict[str, str]]:
@@ -141,7 +144,7 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
         raise click.UsageError("--prompt and --file are mutually exclusive")
     stats, chat, system, template = (options.pop(k) for k in ("stats", "chat", "system", "template"))
     max_tokens, stop, schema_file = (options.pop(k) for k in ("max_tokens", "stop", "json_schema"))
-    how = {k: options.pop(k) for k in _LOADING}
+    how, lookup = {k: options.pop(k) for k in _LOADING}, options.pop("prompt_lookup")
     given = {k: v for k, v in options.items() if v is not None}
     Sampling(**given)  # validated before the model is opened
     talk = prompt is None and file is None and sys.stdin.isatty()
@@ -159,8 +162,14 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     templates = model.tokenizer.templates
     chat = chat or talk or system is not None or template is not None
     sampling = Sampling(**{**model.recommended.values, **given})
-    notes = (*model.checkpoint.notes, *model.tokenizer.notes, *_of_sampling(model, sampling, given))
-    job = _Job(model, chat, system, template, sampling, max_tokens, stop, notes, perf_counter() - began, schema)
+    notes = (
+        *model.checkpoint.notes,
+        *model.tokenizer.notes,
+        *_of_sampling(model, sampling, given),
+        *lookup_notes(model, lookup),
+    )
+    loaded = perf_counter() - began
+    job = _Job(model, chat, system, template, sampling, max_tokens, stop, notes, loaded, lookup, schema)
     if style == "human":
         say_some(notes, "note: ", err=True)
     if text is None:
@@ -169,7 +178,8 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
             raise InputError("there is no prompt", file=path, hint=hint)
         if not any(note.startswith("sampling from") for note in notes):
             say(f"sampling: {shown(sampling)}", err=True)
-        Conversation(model, job.opening(), template, sampling, max_tokens, stop, _print_stats if stats else None).hold()
+        figures = _print_stats if stats else None
+        Conversation(model, job.opening(), template, sampling, max_tokens, stop, figures, lookup).hold()
         return
     answer = job.start(text)
     if style == "json":
@@ -227,13 +237,17 @@ def _report(job: _Job, answer: Generation) -> None:
             "load_seconds": job.load_seconds,
             "prompt_tokens_per_second": answer.prompt_rate,
             "tokens_per_second": answer.rate,
+            "drafted_tokens": answer.lookup.drafted if answer.lookup else 0,
+            "accepted_tokens": answer.lookup.accepted if answer.lookup else 0,
         }
     )
 
 
 def _print_stats(answer: Generation, before: str = "") -> None:
+    lookup = answer.lookup
+    drafts = "" if lookup is None else f"{lookup.accepted} of {lookup.drafted} drafted tokens accepted, "
     say(
         f"{before}prompt {answer.prompt_tokens} tokens at {answer.prompt_rate:.1f}/s, "
-        f"{answer.generated} tokens at {answer.rate:.1f}/s, end: {answer.finish}",
+        f"{answer.generated} tokens at {answer.rate:.1f}/s, {drafts}end: {answer.finish}",
         err=True,
     )

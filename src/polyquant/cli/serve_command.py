@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polyquant.architectures.pooling import KINDS, Kind
-from polyquant.cli.console import activations_option, cache_option
+from polyquant.cli.console import activations_option, cache_option, lookup_option
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some, stream
 from polyquant.errors import InputError, UnsupportedError, printable
@@ -75,6 +75,7 @@ Python:
 @click.option("--pooling", type=click.Choice(KINDS), help="Pooling of embeddings.  [default: from the model]")
 @activations_option
 @cache_option
+@lookup_option
 @click.option("--context", type=click.IntRange(1), help="Maximum tokens of prompt and answer.  [default: the model's]")
 def serve(
     path: str | None,
@@ -94,6 +95,7 @@ def serve(
     pooling: Kind | None,
     activations: Activations,
     cache: CacheType | None,
+    prompt_lookup: int,
     context: int | None,
 ) -> None:
     """Serve the model at PATH over an OpenAI-compatible HTTP API: /v1/models, /v1/completions,
@@ -112,6 +114,7 @@ def serve(
             f"the server needs the package '{(missing.name or '').partition('.')[0]}'",
             hint="pip install 'polyquant[serve]'",
         ) from None
+    from polyquant.cli.lookup_notes import lookup_notes
     from polyquant.cli.slow_engine import note_slow_engine  # imports numpy, as the model does
     from polyquant.runtime.load import load
     from polyquant.runtime.memory import default_memory
@@ -132,8 +135,11 @@ def serve(
         memory = memory or default_memory(sum(model.checkpoint.nbytes for model in models.values()))
         engines: dict[str, Engine] = {}
         for identity, model in models.items():
-            engines[identity] = Engine(model, pooling, parallel=parallel, memory=max(1, memory // len(models)))
-            _say_notes(engines[identity], f"{printable(identity)}: " if len(paths) > 1 else "")
+            engine = engines[identity] = Engine(
+                model, pooling, parallel=parallel, memory=max(1, memory // len(models)), prompt_lookup=prompt_lookup
+            )
+            notes = tuple(lookup_notes(model, prompt_lookup)) if engine.generates else ()
+            _say_notes(engine, f"{printable(identity)}: " if len(paths) > 1 else "", notes)
         if not address.loopback:
             _warn(address, api_key)
 
@@ -164,10 +170,10 @@ def _paths(path: str | None, name: str | None, more: tuple[str, ...]) -> Mapping
     return dict(models)
 
 
-def _say_notes(engine: Engine, before: str) -> None:
+def _say_notes(engine: Engine, before: str, more: tuple[str, ...]) -> None:
     model = engine.model
     notes = (*model.checkpoint.notes, *model.tokenizer.notes, *(model.recommended.notes if engine.generates else ()))
-    say_some(notes, f"note: {before}", err=True)
+    say_some((*notes, *more), f"note: {before}", err=True)
     if engine.defaults:
         values = ", ".join(
             f"{name} {value:.4g}" for name, value in engine.defaults.items() if name != "repetition_window"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from polyquant.errors import CodecError, InputError
 from polyquant.formats.protocol import Context
 from polyquant.formats.steps import Piece, Progress, Step
 from polyquant.ops.metrics import ErrorSums
+from polyquant.storage.phases import phase, waited
 from polyquant.storage.staging import Sink
 from polyquant.types import Affine, as_matrix
 
@@ -62,6 +63,7 @@ class Run:
         self.calibrated = 0.0
         self.done_weights = 0
         self.started = time.monotonic()
+        self.busy: list[float] = []  # seconds of each job
         self.stop = threading.Event()
         self.worker = plan.target.worker(
             Context(
@@ -106,7 +108,9 @@ class Run:
                     rows = {} if task.share is None else {"rows": task.share}
                     staging.finish(name, reports[name].to_json(), task=task.index, **rows)
 
-        ordered = self._ordered([t.step for name, t in tasks.items() if name not in reports])
+        with phase("order" if self.plan.text is None else "calibrate"):
+            ordered = self._ordered([t.step for name, t in tasks.items() if name not in reports])
+        began = time.monotonic()
         ahead = reading_ahead(self.plan.source, ((s, tasks[s.map.target].blocks()) for s in ordered), self.limit)
         with ahead, ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as lane:
             try:
@@ -129,6 +133,7 @@ class Run:
                 self.stop.set()
                 for future in pending:
                     future.cancel()
+        waited(self.threads, time.monotonic() - began, sum(self.busy))
         return [reports[name] for name in tasks]
 
     def _job_bytes(self, step: Step) -> int:
@@ -186,6 +191,15 @@ class Run:
         """Read, convert, measure and write one row block, or one whole tensor."""
         if self.stop.is_set():
             return None, ""
+        began = time.monotonic()
+        try:
+            with phase(step.action.value) as spent:
+                return self._made(step, rows, staging, spent)
+        finally:
+            self.busy.append(time.monotonic() - began)
+
+    def _made(self, step: Step, rows: slice | None, staging: Sink, spent: Any) -> _Result:
+        """Run a job. spent: its phase."""
         name = step.map.target
         if step.source is None and name in self.plan.translation.constants:
             staging.write(name, "blocks", 0, np.ascontiguousarray(self.plan.translation.constants[name], np.float32))
@@ -193,6 +207,7 @@ class Run:
         error, note = None, ""
         try:
             for piece in self._pieces(step, rows):
+                spent.nbytes += sum(array.nbytes for array in piece.parts.values())
                 _write(staging, name, piece)
                 if piece.error is not None:
                     error = piece.error if error is None else error + piece.error
@@ -226,4 +241,5 @@ def _write(staging: Sink, tensor: str, piece: Piece) -> None:
     for part, array in piece.parts.items():
         start = piece.start * array.nbytes // max(1, piece.rows)
         offset = start if piece.offsets is None else piece.offsets[part]
-        staging.write(tensor, part, offset, np.ascontiguousarray(array))
+        with phase("write", array.nbytes):
+            staging.write(tensor, part, offset, np.ascontiguousarray(array))

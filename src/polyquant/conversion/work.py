@@ -25,6 +25,7 @@ from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
 from polyquant.rows import float_rows, stored_rows, whole_floats
+from polyquant.storage.phases import phase
 from polyquant.types import (
     F32,
     Action,
@@ -70,11 +71,13 @@ def convert_rows(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece
         )  # kept until return: memory freed earlier would be faulted in again for every block
         if (done := _stored_quantized(plan, step, parts, (n, k), measure=measure)) is not None:
             return Piece(done[0], rows.start, n, done[1])
-        w = weights[0].codec.dequantize(parts, (n, k))
+        with phase("decode", sum(part.nbytes for part in parts.values())):
+            w = weights[0].codec.dequantize(parts, (n, k))
     else:
-        w = float_rows(weights, step.map.op, rows)
+        with phase("decode"):
+            w = float_rows(weights, step.map.op, rows)
     out = _packed(step, w, rows.start, plan.importance.get(step.map.target))
-    error = error_sums(w, step.target.dequantize(out, (n, k))) if measure else None
+    error = _measured(step, w, out) if measure else None
     return Piece(out, rows.start, n, error)
 
 
@@ -199,10 +202,11 @@ def _packer(plan: Plan, step: Step) -> Packer:
 def floats(source: Checkpoint, step: Step) -> F32:
     """All floats of a step's target, float32 [rows, K]."""
     weights = [source[name] for name in step.map.sources]
-    if step.map.ternarize:
-        w = step.map.op.reference([absmean_floats(w).reshape(w.shape) for w in weights])
-    else:
-        w = whole_floats(weights, step.map.op)
+    with phase("decode"):
+        if step.map.ternarize:
+            w = step.map.op.reference([absmean_floats(w).reshape(w.shape) for w in weights])
+        else:
+            w = whole_floats(weights, step.map.op)
     return w.reshape(as_matrix(step.map.shape))
 
 
@@ -213,8 +217,14 @@ def _from_floats(plan: Plan, step: Step, w: F32, *, measure: bool) -> Iterator[P
     for a in range(0, max(1, len(w)), size):
         block = w[a : a + size]
         parts = _packed(step, block, a, importance)
-        error = error_sums(block, target.dequantize(parts, block.shape)) if measure else None
+        error = _measured(step, block, parts) if measure else None
         yield Piece(parts, a, len(block), error)
+
+
+def _measured(step: Step, w: F32, parts: Parts) -> ErrorSums:
+    """The error of parts of the target that were made of floats w [rows, K]."""
+    with phase("measure", w.nbytes):
+        return error_sums(w, step.target.dequantize(parts, w.shape))
 
 
 def _ternary_codes(weight: Weight, step: Step) -> Ternary:

@@ -68,6 +68,13 @@ class Job:
         self.token = token.id
         self._tokens.append(token)
 
+    def step(self) -> None:
+        """Compute and choose the next tokens. Raises PolyquantError."""
+        assert self.token is not None
+        for token in self.generation.step(self.token):
+            self.token = token.id
+            self._tokens.append(token)
+
     @property
     def follows(self) -> bool:
         """True while the tokens shared with another prompt are being processed."""
@@ -224,6 +231,8 @@ class Batch:
 
     def _generate(self, jobs: Sequence[Job]) -> None:
         """Compute the next token of each job."""
+        if len(jobs) == 1 and jobs[0].generation.lookup is not None:
+            return self._step(jobs[0])
         began = perf_counter()
         try:
             logits = feed_together([job.generation.session for job in jobs], [job.token or 0 for job in jobs])
@@ -237,6 +246,16 @@ class Batch:
         for job, row in zip(jobs, logits, strict=True):
             job.generation.seconds += seconds
             self._take(job, row)
+
+    def _step(self, job: Job) -> None:
+        """Compute the next tokens of a job, with drafts."""
+        try:
+            job.step()
+        except (PolyquantError, MemoryError) as problem:
+            self._fail(job, problem)
+        else:
+            if job.generation.finish is not None:
+                self._end(job, job.generation.session)
 
     def _take(self, job: Job, logits: F32) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 from polyquant.architectures.hyper import Hyper
 from polyquant.ops.arithmetic import fast_kernels
 from polyquant.runtime.ends import Embedding, Head, LayerInputs
-from polyquant.runtime.joint_cache import JointCache
+from polyquant.runtime.joint_cache import JointCache, StepwiseCache
 from polyquant.runtime.kv_cache import INPUTS, CacheType, KVCache, LayerCache, cache_bytes
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
+from polyquant.runtime.prompt_lookup import PassTimes, rows_agree
 from polyquant.runtime.rotary import Rotary, Rotation, rotations_at
 from polyquant.runtime.site import Place
 from polyquant.runtime.state import StateSpec
@@ -36,6 +38,8 @@ class Layer(Protocol):
 
     separable: the rows of x may be tokens of different sequences. It then accesses the past only through `attend`,
     `again` and `scan` of the cache, and computes everything else row by row. Optional, False by default.
+
+    stepwise: separable, and a row of x has the same bits if the linears' rows do. Optional, as `separable` by default.
     """
 
     recordable: bool
@@ -82,6 +86,7 @@ class Decoder:
         self.logit_head, self.inputs = logit_head or Head(), inputs
         self._recordable = all(layer.recordable for layer in self.layers)
         self._separable = all(getattr(layer, "separable", False) for layer in self.layers)
+        self.pass_times = PassTimes()
 
     def cache(self) -> KVCache:
         """Return an empty cache for the state of its layers."""
@@ -150,6 +155,26 @@ class Decoder:
             self._set_layer_inputs(x, self.inputs.look(tokens, np.empty((count, self.inputs.width), np.float32)), joint)
         rotations = [Rotation(a[0], a[1], r.interleaved) for a, r in zip(angles, self.rotaries, strict=True)]
         return deque(self._run_layers(x, rotations, joint), maxlen=1).pop()
+
+    @cached_property
+    def exact_passes(self) -> bool:
+        """True if `stepwise` passes of 2 to 1 + prompt_lookup.EXACT tokens have the bits of single steps."""
+        layers = all(getattr(layer, "stepwise", getattr(layer, "separable", False)) for layer in self.layers)
+        places = [place for layer in self.layers for place in (*layer.places, *layer.stacks)]
+        inputs = [] if self.inputs is None else [self.inputs.project]
+        return layers and rows_agree([*(place.linear for place in places), *inputs, self.head])
+
+    def stepwise(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
+        """Return `hidden` of the T tokens that follow the cached ones, each attending as in a single step.
+
+        Needs separable layers without recurrent states; see `exact_passes`.
+        """
+        x = self.embed(tokens, cache.length, np.empty((len(tokens), self.hyper.hidden), np.float32))
+        stepwise = StepwiseCache(cache)
+        if self.inputs is not None:
+            looked = self.inputs.look(tokens, np.empty((len(tokens), self.inputs.width), np.float32))
+            self._set_layer_inputs(x, looked, stepwise)
+        return deque(self._run_layers(x, self._rotations(cache, len(tokens)), stepwise), maxlen=1).pop()
 
     def _set_layer_inputs(self, x: F32, looked: F32, cache: LayerCache) -> None:
         """Store the per-layer embeddings of the tokens, if any, in the cache; x: their embeddings."""

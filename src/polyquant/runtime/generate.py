@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from polyquant.errors import InputError, UnsupportedError
+from polyquant.runtime.prompt_lookup import PromptLookup, checked_drafts
 from polyquant.runtime.sampling import Constraint, Sampler, Sampling, log_probabilities, log_probability
 from polyquant.runtime.session import Session
 from polyquant.tokenizers.tokenizer import TextStream, Tokenizer
@@ -66,7 +67,8 @@ class Generation:
     """A generation in progress; iterate over it once.
 
     prompt_tokens, generated: counts, including the end token. finish: None until the end. prompt_seconds, seconds: time
-    for the prompt, and for the tokens after the first. unlimited: only the context limits the answer.
+    for the prompt, and for the tokens after the first. unlimited: only the context limits the answer. lookup: the
+    drafts, None without prompt lookup.
     """
 
     def __init__(
@@ -78,8 +80,9 @@ class Generation:
         ends: frozenset[int],
         text: _Text,
         top: int = 0,
+        lookup: PromptLookup | None = None,
     ) -> None:
-        self.session, self.prompt = session, tuple(prompt)
+        self.session, self.prompt, self.lookup = session, tuple(prompt), lookup
         self.prompt_tokens, self.generated = len(prompt), 0
         self.finish: Finish | None = None
         self.prompt_seconds = self.seconds = 0.0
@@ -115,15 +118,44 @@ class Generation:
         return self._limit
 
     def _run(self) -> Iterator[Token]:
-        logits = self._start()
-        while True:
-            token = self.choose(logits)
-            yield token
-            if self.finish is not None:
-                return
-            began = perf_counter()
-            logits = self.session.feed([token.id])
-            self.seconds += perf_counter() - began
+        token = self.choose(self._start())
+        yield token
+        while self.finish is None:
+            for following in self.step(token.id):
+                token = following
+                yield token
+
+    def step(self, token: int) -> Iterator[Token]:
+        """Feed a token, and drafts of the next ones; yield the tokens that are chosen, at least one.
+
+        When the iterator ends, the session holds all but the last one.
+        """
+        drafts = self._drafts()
+        began = perf_counter()
+        if drafts and self.lookup is not None:
+            rows = self.session.verify([token, *drafts], stepwise=self.lookup.exact)
+        else:
+            rows = self.session.feed([token])[None]
+        seconds = perf_counter() - began
+        self.seconds += seconds
+        for i, logits in enumerate(rows):
+            chosen = self.choose(logits)
+            if i < len(drafts) and chosen.id == drafts[i] and self.finish is None:
+                yield chosen
+                continue
+            if drafts:
+                self.session.rewind(len(self._history) - 1)
+            if self.lookup is not None:
+                self.lookup.add(len(drafts), i, seconds)
+            yield chosen
+            return
+
+    def _drafts(self) -> list[int]:
+        """Return the drafts of the tokens after the next one."""
+        if self.lookup is None:
+            return []
+        most = min(self.lookup.most, self._limit - self.generated - 1)
+        return self.lookup.draft(self._history, self.session.passable(1 + most) - 1) if most > 0 else []
 
     def choose(self, logits: F32) -> Token:
         """Return the next token, sampled from logits [vocab]; sets `finish` at the end of the answer."""
@@ -201,12 +233,14 @@ def generate(
     add_special: bool = True,
     constraint: Constraint | None = None,
     top: int = 0,
+    prompt_lookup: int = 0,
 ) -> Generation:
     """Generate from a prompt: a string, or token ids, which are used unchanged.
 
     max_tokens: None for until the context is full. session: continues this one; its common prefix with the prompt is
     not run again. add_special: add BOS and EOS to a string as the tokenizer specifies. constraint: restricts the
-    answer, such as to a grammar. top: number of most likely tokens to report with each token.
+    answer, such as to a grammar. top: number of most likely tokens to report with each token. prompt_lookup: maximum
+    number of tokens that are drafted from earlier ones per pass, see runtime/prompt_lookup.py.
 
     Token ids need no tokenizer; without one the tokens have no text. Raises InputError, UnsupportedError, before any
     work.
@@ -216,12 +250,16 @@ def generate(
         raise InputError("stop strings must not be empty", found=stops)
     if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
         raise InputError("max_tokens is out of range", expected="an integer of at least 1", found=max_tokens)
+    drafts = checked_drafts(prompt_lookup)
     ids = _ids(model, prompt, add_special)
     tokenizer = _tokenizer(model, needed=isinstance(prompt, str) or bool(stops))
     text = _Text(tokenizer.stream() if tokenizer is not None else None, stops)
     ends = tokenizer.ends if tokenizer is not None else frozenset()
     sampler = Sampler(_within(sampling or Sampling(), model.vocab), constraint)
-    return Generation(session or model.session(), ids, sampler, max_tokens, ends, text, top)
+    session = session or model.session()
+    used = drafts > 0 and session.lookup_problem(drafts) is None
+    lookup = PromptLookup(drafts, session.decoder.pass_times) if used else None
+    return Generation(session, ids, sampler, max_tokens, ends, text, top, lookup)
 
 
 def _within(sampling: Sampling, vocab: int) -> Sampling:

@@ -1,7 +1,7 @@
-"""The caches of several sequences as one: row i of a layer's input is the next token of sequence i.
+"""Caches for rows that are computed together although each attends on its own: row i of a layer's input is the next
+token of sequence i (JointCache), or token i of the next ones of a sequence (StepwiseCache).
 
-The matrices of a layer then multiply all rows at once, and only what depends on earlier tokens is computed sequence by
-sequence.
+The matrices of a layer multiply all rows at once, and only what depends on earlier tokens is computed row by row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polyquant.runtime.kv_cache import KVCache, Passing
 from polyquant.runtime.state import Recurrence
 from polyquant.types import F32
 
-__all__ = ["JointCache"]
+__all__ = ["JointCache", "StepwiseCache"]
 
 
 class JointCache:
@@ -55,3 +55,38 @@ class JointCache:
         """Count the token of each sequence."""
         for cache in self.caches:
             cache.advance(1)
+
+
+class StepwiseCache:
+    """See kv_cache.LayerCache. cache: of the sequence; each of its next tokens attends as in a single step."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.passing: Passing = {}
+
+    def attend(
+        self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
+    ) -> F32:
+        """Compute KVCache.attend token by token: q [T, H, D], k and v [T, G, D]."""
+        rows = [(i, slice(i, i + 1)) for i in range(len(q))]
+        return np.concatenate(
+            [
+                self.cache.attend(layer, q[r], k[r], v[r], scale=scale, window=window, scores=scores, ahead=i)
+                for i, r in rows
+            ]
+        )
+
+    def again(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
+        """Compute KVCache.again token by token."""
+        rows = [(i, slice(i, i + 1)) for i in range(len(q))]
+        return np.concatenate(
+            [self.cache.again(layer, q[r], k[r], v[r], scale=scale, window=window, ahead=i) for i, r in rows]
+        )
+
+    def scan(self, layer: int, recurrence: Recurrence, *inputs: F32) -> F32:
+        """Not possible: recurrent states cannot be truncated. Raises ValueError."""
+        raise ValueError("recurrent states are computed by single steps")
+
+    def advance(self, tokens: int) -> None:
+        """See kv_cache.KVCache."""
+        self.cache.advance(tokens)

@@ -56,6 +56,8 @@ class LayerCache(Protocol):
 class CachedLayer(Protocol):
     """The stored keys and values of one layer."""
 
+    room: int  # positions that its arrays hold
+
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays, including room for the next positions."""
@@ -83,7 +85,7 @@ class KVCache:
     the sequence will have, 0 for the fed length (runtime/rotary.py, longrope). layers, states: of the layers with keys
     and values, or with recurrent states; None for others. passing: of the current pass. grain: truncating to a multiple
     of it restores the exact earlier state. step: the recorded step of one token (runtime/step.py); it refers to the
-    current arrays, so `attend` and `truncate` discard it.
+    current arrays, so it is discarded when they are replaced, and when their last block is.
     """
 
     def __init__(
@@ -115,18 +117,32 @@ class KVCache:
         )
 
     def attend(
-        self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
+        self,
+        layer: int,
+        q: F32,
+        k: F32,
+        v: F32,
+        *,
+        scale: float,
+        window: int = 0,
+        scores: Scores = PLAIN,
+        ahead: int = 0,
     ) -> F32:
-        """Store k, v [T, G, D] of the next T positions, attend to them and all earlier ones. q [T, H, D] -> [T, H,
-        D]."""
-        self.step = None
-        return self._layer(layer).attend(q, k, v, self.length, scale, window, scores)
+        """Store k, v [T, G, D] of the next T positions, attend to them and all earlier ones. q [T, H, D] -> [T, H, D].
 
-    def again(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
+        ahead: positions of this pass that the layer holds already.
+        """
+        stored = self._layer(layer)
+        room = stored.room
+        out = stored.attend(q, k, v, self.length + ahead, scale, window, scores)
+        if stored.room != room:
+            self.step = None
+        return out
+
+    def again(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, ahead: int = 0) -> F32:
         """Attend with queries of a later layer to the keys and values of `layer`, which stored k, v in this pass (see
         `passing`)."""
-        self.step = None
-        return self._layer(layer).again(q, k, v, self.length, scale, window, PLAIN)
+        return self._layer(layer).again(q, k, v, self.length + ahead, scale, window, PLAIN)
 
     def scan(self, layer: int, recurrence: Recurrence, *inputs: F32) -> F32:
         """Apply a recurrence to the inputs [T, ...] of the next T positions and the states of a layer -> [T, ...]."""
@@ -169,8 +185,9 @@ class KVCache:
 
         In int8, positions of a block that was full stay rounded to int8.
         """
-        self.step = None
         length = max(0, min(self.length, length))
+        if self.recurrent or (self.grain > 1 and length // BLOCK != self.length // BLOCK):
+            self.step = None
         if self.recurrent and length < self.length:
             length = max((at for at in self._marks if at <= length), default=0)
             self._marks = {at: marked for at, marked in self._marks.items() if at <= length}

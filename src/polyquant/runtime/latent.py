@@ -44,6 +44,7 @@ class LatentAttention:
         self.norm = site.norm("attn_norm")
         self.first = site.linear(*part.inputs(hyper))
         self.split_input = SplitInput(self.first)
+        self.stepwise = not self.split_input.enabled  # it multiplies two rows per token
         two = "attn_q_a" in shapes
         self.q_norm = site.norm("attn_q_a_norm") if two else None
         self.q_b = site.linear("attn_q_b") if two else None

@@ -34,6 +34,9 @@ class SequentialLayer:
             getattr(part, "recordable", True) for part in (self.attention, self.feed_forward)
         )
         self.separable = all(is_separable(part) for part in (self.attention, self.feed_forward))
+        self.stepwise = self.separable and all(
+            getattr(part, "stepwise", True) for part in (self.attention, self.feed_forward)
+        )
 
     def __call__(self, x: F32, rotations: Sequence[Rotation], cache: Keys) -> F32:
         """See decoder.Layer."""

@@ -117,8 +117,12 @@ class Model:
         stop: str | Sequence[str] = (),
         session: Session | None = None,
         add_special: bool = True,
+        prompt_lookup: int = 0,
     ) -> Generation:
         """Generate tokens from a prompt; iterate over the result. See runtime/generate.py and runtime/sampling.py.
+
+        prompt_lookup: maximum number of tokens per pass that are drafted from the text so far: up to 3 change the speed
+        only, more are faster and may decide near ties of two tokens differently (runtime/prompt_lookup.py).
 
         Warns if a seed is given at temperature 0, which draws nothing. Raises InputError, UnsupportedError.
         """
@@ -126,8 +130,9 @@ class Model:
             warnings.warn("seed has no effect at temperature 0; pass temperature=0.8, for example", stacklevel=2)
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
         return generate(
-            self, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, session=session, add_special=add_special
-        )
+            self, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, session=session,
+            add_special=add_special, prompt_lookup=prompt_lookup,
+        )  # fmt: skip
 
     def generate_batch(
         self,
@@ -173,6 +178,7 @@ class Model:
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         session: Session | None = None,
+        prompt_lookup: int = 0,
     ) -> Generation:
         """Generate the answer to messages such as {"role": "user", "content": "Hello"}.
 
@@ -183,5 +189,5 @@ class Model:
             render_chat(self.tokenizer, messages, name=template, tools=tools),
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, repetition_window=repetition_window, seed=seed, stop=stop,
-            session=session, add_special=False,
+            session=session, add_special=False, prompt_lookup=prompt_lookup,
         )  # fmt: skip

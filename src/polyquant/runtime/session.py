@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from polyquant.errors import InputError
 from polyquant.runtime.decoder import Decoder
+from polyquant.runtime.prompt_lookup import EXACT
 from polyquant.types import F32
 
 __all__ = ["Session", "common_prefix", "feed_together", "token_ids"]
@@ -70,6 +71,34 @@ class Session:
             out[a : a + _CHUNK] = self.decoder.logits(self.decoder.hidden(ids[a : a + _CHUNK], self.cache))
         self.tokens += ids.tolist()
         return out
+
+    def passable(self, most: int) -> int:
+        """Return how many tokens, at most `most` and at least 1, `verify` may take now: those that `rewind` can drop,
+        in any number, with the exact earlier state."""
+        start, grain = self.position, self.cache.grain
+        room = self.context - start if grain == 1 else min(self.context - start, grain - 1 - start % grain)
+        count = max(1, min(most, room))
+        turns = any(r.of(start + 1) is not r.of(start + count) for r in self.decoder.rotaries)
+        return 1 if turns or self.cache.recurrent else count
+
+    def lookup_problem(self, drafts: int) -> str | None:
+        """Return why prompt lookup with so many drafts per pass is not used with this model; None if it is."""
+        if self.cache.recurrent:
+            return "the recurrent states of this model cannot drop drafted tokens"
+        if drafts <= EXACT and not self.decoder.exact_passes:
+            return (
+                "on this machine, products of several tokens differ in the last bits from those of single ones; "
+                f"with more than {EXACT} drafts it is used, and near ties of two tokens may be decided differently"
+            )
+        return None
+
+    def verify(self, tokens: Sequence[int], *, stepwise: bool) -> F32:
+        """Feed tokens -> logits [T, vocab] after each; stepwise: see Decoder.stepwise. Raises InputError."""
+        ids = self._checked(tokens)
+        self._reach(self.position + len(ids))
+        hidden = self.decoder.stepwise(ids, self.cache) if stepwise else self.decoder.hidden(ids, self.cache)
+        self.tokens += ids.tolist()
+        return self.decoder.logits(hidden)
 
     def states(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """Feed tokens -> states [T, hidden] after the final norm. Raises InputError."""

@@ -26,6 +26,7 @@ from polyquant.errors import InputError
 from polyquant.storage.deferred import Deferred
 from polyquant.storage.file_state import FileState
 from polyquant.storage.locations import RemotePath, backend_of, located
+from polyquant.storage.phases import phase
 from polyquant.types import U8, ArraySpec
 
 __all__ = [
@@ -190,18 +191,22 @@ class Source:
         """Fill the rows of a C-contiguous matrix, each `pitch` bytes after the one before. Raises InputError."""
         flat, width, fd = out.reshape(-1).view(np.uint8), out.nbytes // max(1, len(out)), self._fd
         view: memoryview = flat.data
-        for start in range(0, len(view), width or 1):
-            try:
-                done = os.preadv(fd, (view[start : start + width],), offset)
-            except OSError as e:
-                raise InputError(f"cannot be read: {e.strerror}", file=self.path) from e
-            if done != width:  # interrupted, or the file is too short
-                self.read_into(offset, flat[start : start + width])
-            offset += pitch
+        with phase("read", len(view)):
+            for start in range(0, len(view), width or 1):
+                try:
+                    done = os.preadv(fd, (view[start : start + width],), offset)
+                except OSError as e:
+                    raise InputError(f"cannot be read: {e.strerror}", file=self.path) from e
+                if done != width:  # interrupted, or the file is too short
+                    self._fill(offset, flat[start : start + width].data)
+                offset += pitch
 
     def read_into(self, offset: int, out: NDArray[Any]) -> None:
         """Fill a C-contiguous array from `offset` by positioned reads. Raises InputError if the file is too short."""
-        view = out.reshape(-1).view(np.uint8).data
+        with phase("read", out.nbytes):
+            self._fill(offset, out.reshape(-1).view(np.uint8).data)
+
+    def _fill(self, offset: int, view: memoryview) -> None:
         done = 0
         while done < len(view):
             try:

@@ -24,6 +24,7 @@ from polyquant.errors import PlanError, PolyquantError, RemoteError
 from polyquant.ops.checksum import crc32
 from polyquant.storage.claims import claimed
 from polyquant.storage.journal import Block, Done
+from polyquant.storage.phases import phase
 from polyquant.storage.renames import named, sync_folder
 from polyquant.storage.spans import gaps, slots_by_tensor, spans_by_file
 from polyquant.storage.work_folder import FILES, Resume, WorkFolder
@@ -183,7 +184,9 @@ class Staging:
         if data.nbytes:
             raw = data.reshape(-1).view(np.uint8).data
             self._pwrite(slot.file, raw, slot.offset + offset)
-            block = Block(self._indices[slot.file], slot.offset + offset, data.nbytes, crc32(raw))
+            with phase("checksum", data.nbytes):
+                crc = crc32(raw)
+            block = Block(self._indices[slot.file], slot.offset + offset, data.nbytes, crc)
             self._blocks.setdefault(tensor, []).append(block)
             self._sync_beside(slot.file, data.nbytes)
 
@@ -211,7 +214,8 @@ class Staging:
     def record(self, tensor: str, report: Any, blocks: Sequence[Sequence[int]], **more: Any) -> None:
         """Record that a tensor is complete, whose blocks (storage/journal.py) another process has written."""
         self.done[tensor] = None  # its report is on disk; 70,000 of them take 140 MB
-        self._work.append(tensor=tensor, report=report, blocks=blocks, **more)
+        with phase("journal"):
+            self._work.append(tensor=tensor, report=report, blocks=blocks, **more)
 
     def flush(self) -> None:
         """Sync the bytes written so far to disk. Raises OSError."""
@@ -285,7 +289,8 @@ def staged(
         try:
             with closing(staging):
                 yield staging
-                staging.sync()
+                with phase("sync", sum(file.size for file in layout.files)):
+                    staging.sync()
             if check is not None:
                 check()
             publish(work, dst, [f.name for f in layout.files], folder=layout.folder, replaceable=replaceable)

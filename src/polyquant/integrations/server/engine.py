@@ -30,12 +30,17 @@ __all__ = ["Engine", "Event", "Finish", "Piece", "Vector"]
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of an answer. reason: "stop" or "length"; cached_tokens: prompt tokens that were not recomputed."""
+    """The end of an answer. reason: "stop" or "length"; cached_tokens: prompt tokens that were not recomputed.
+
+    drafted_tokens, accepted_tokens: of prompt lookup.
+    """
 
     reason: str
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,9 +61,16 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, pooling: Kind | None = None, *, parallel: int | None = None, memory: int | None = None
+        self,
+        model: Model,
+        pooling: Kind | None = None,
+        *,
+        parallel: int | None = None,
+        memory: int | None = None,
+        prompt_lookup: int = 0,
     ) -> None:
-        """pooling: overrides the model's. parallel, memory: of the batch, see runtime/batch.py.
+        """pooling: overrides the model's. parallel, memory: of the batch, see runtime/batch.py. prompt_lookup: maximum
+        number of drafts while one answer is generated alone, see runtime/prompt_lookup.py.
 
         Raises UnsupportedError for an encoder without a pooling.
         """
@@ -72,7 +84,7 @@ class Engine:
             if not self.generates:
                 raise
         self._grammars = Grammars(model.tokenizer, model.vocab)
-        self.parallel = parallel or default_parallel()
+        self.parallel, self.prompt_lookup = parallel or default_parallel(), prompt_lookup
         self.batch: Batch | None = None
         if self.generates:
             limit = memory or default_memory(model.checkpoint.nbytes)
@@ -154,6 +166,7 @@ class Engine:
             stop=request.stop,
             constraint=None if grammar is None else grammar.copy(),
             top=request.top,
+            prompt_lookup=self.prompt_lookup,
         )
 
     def _encode(self, text: str, *, add_special: bool = True) -> list[int]:
@@ -178,7 +191,11 @@ def _finish(job: Job) -> Finish:
     if generation.finish is None:  # the request was valid, so the weights are at fault, or the memory
         message = job.problem.message if isinstance(job.problem, PolyquantError) else "out of memory"
         raise RequestError(message, status=500, code="server_error")
-    return Finish(generation.finish, generation.prompt_tokens, generation.generated, generation.reused)
+    lookup = generation.lookup
+    drafted, accepted = (lookup.drafted, lookup.accepted) if lookup is not None else (0, 0)
+    return Finish(
+        generation.finish, generation.prompt_tokens, generation.generated, generation.reused, drafted, accepted
+    )
 
 
 def _other_model(message: str) -> RequestError:

@@ -57,6 +57,8 @@ class Record:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     finish: list[str] = field(default_factory=list)
 
     @property
@@ -92,6 +94,8 @@ class Record:
     def finished(self, finish: Finish, *, first: bool) -> None:
         """Note the end of an answer; first: the first one to its prompt."""
         self.finish.append(finish.reason)
+        self.drafted_tokens += finish.drafted_tokens
+        self.accepted_tokens += finish.accepted_tokens
         if first:
             self.cached_tokens += finish.cached_tokens
 
@@ -148,6 +152,8 @@ class Metrics:
         self._prompt = counter("polyquant_prompt_tokens", "Tokens of prompts and embedded texts", model)
         self._cached = counter("polyquant_cached_tokens", "Prompt tokens that were not recomputed", model)
         self._generated = counter("polyquant_generated_tokens", "Generated tokens", model)
+        self._drafted = counter("polyquant_drafted_tokens", "Tokens drafted by prompt lookup", model)
+        self._accepted = counter("polyquant_accepted_tokens", "Drafted tokens that were right", model)
         self._first = histogram(
             "polyquant_time_to_first_token_seconds",
             "Time to the first token, including the queue",
@@ -167,6 +173,8 @@ class Metrics:
         self._prompt.labels(record.model).inc(record.prompt_tokens)
         self._cached.labels(record.model).inc(record.cached_tokens)
         self._generated.labels(record.model).inc(record.completion_tokens)
+        self._drafted.labels(record.model).inc(record.drafted_tokens)
+        self._accepted.labels(record.model).inc(record.accepted_tokens)
         if record.first is not None:
             self._first.labels(record.model).observe(record.first)
         if (rate := record.rate) is not None:
@@ -219,6 +227,8 @@ class Log:
                 "prompt_tokens": record.prompt_tokens,
                 "cached_tokens": record.cached_tokens,
                 "completion_tokens": record.completion_tokens,
+                "drafted_tokens": record.drafted_tokens,
+                "accepted_tokens": record.accepted_tokens,
                 "first_token_seconds": None if record.first is None else round(record.first, 4),
                 "tokens_per_second": None if (rate := record.rate) is None else round(rate, 2),
                 "finish": record.finish,

@@ -24,22 +24,32 @@ class Usage:
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def add(self, finish: Finish, *, first: bool) -> None:
         """Add an answer; first: the first one to its prompt."""
         self.completion += finish.completion_tokens
+        self.drafted += finish.drafted_tokens
+        self.accepted += finish.accepted_tokens
         if first:
             self.prompt += finish.prompt_tokens
             self.cached += finish.cached_tokens
 
     def body(self) -> Json:
         """Return the `usage` object."""
-        return {
+        body = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+        if self.drafted:
+            body["completion_tokens_details"] = {
+                "accepted_prediction_tokens": self.accepted,
+                "rejected_prediction_tokens": self.drafted - self.accepted,
+            }
+        return body
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ GOLDEN = {  # folder -> the weights' codecs and the dtype that the library's val
     "quark-fp8": {"fp8.e4m3.tensor": BF16},
     "quark-int8": {"compressed.i8.zp": BF16},
     "quark-uint4": {"awq.4.g32.bf16": BF16},
+    "quark-mxfp4": {"hf_mxfp4": BF16},
 }
 FORMS = {  # folder -> {module: (codec, dtype of the library's values, None for float32)}
     "bnb-forms": {
@@ -350,6 +351,9 @@ UINT4 = {"global_quant_config": {"weight": {"dtype": "uint4"}}, "export": {"pack
     ("quark", QUARK4, {**UINT4, "export": {"pack_method": "order"}}, "quark uint4 in I32"),
     ("quark", QUARK4, {**UINT4, "layer_quant_config": {"*": {}}}, "quark uint4 and others in I32"),
     ("quark", {**QUARK4, "a.weight": np.ones((32, 4), np.uint8)}, {}, "quark None in U8"),
+    ("quark", {"a.weight": np.ones((4, 32), np.uint8), "a.weight_scale": np.ones((4, 2), np.uint8)},
+        {"global_quant_config": {"weight": {"dtype": "fp4", "scale_format": "e8m0", "group_size": 16}}},
+        "quark fp4 in U8"),
 ])  # fmt: skip
 def test_other_types_are_refused_by_name(tmp_path, method, tensors, settings, scheme):
     path = opened(tmp_path / "m", tensors, method, **settings)

@@ -2,10 +2,11 @@
 
     8-bit floats   X.weight f8 [N, K]     X.weight_scale [] or [N]                                    codecs/fp8.py
     int8           X.weight i8 [N, K]     X.weight_scale [N], X.weight_zero_point i8 [N]   codecs/compressed_tensors.py
+    MXFP4          X.weight u8 [N, K / 2], X.weight_scale u8 [N, K / 32]                              codecs/hf_mxfp4.py
     uint4          X.weight i32 [K, N / 8], X.weight_scale [G, N], X.weight_zero_point i32 [G, N / 8]  codecs/awq.py
 
 config.json has the dtype of the weights and the order of packed ones (pack_method "reorder": that of AWQ). Signed 4-bit
-codes, MXFP4 and other types are not decoded. Static input scales are omitted with a note.
+codes, FP4 with other scales and other types are not decoded. Static input scales are omitted with a note.
 Source: the package amd-quark 0.13 (facts), whose files are in tests/vectors/hub_readonly.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 from polyquant.codecs.dtypes import BY_NUMPY
 from polyquant.errors import CodecError, InputError, printable
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, float_word, require
+from polyquant.formats.huggingface.small_floats import mxfp4_weight
 from polyquant.registry import codec as codec_named
 from polyquant.types import Codec, Shape
 
@@ -66,7 +68,15 @@ def weight_of(
             )
         name = "awq.4" + (f".g{group}" if groups > 1 else "") + _word(module, scale, "f16")
         return _weight(module, (8 * columns, rows), name, ("weight", _ZERO, _SCALE), tensors)
+    if weight.dtype == "U8" and scale.dtype == "U8" and kind == "fp4" and _grid(settings) == ("e8m0", 32):
+        return mxfp4_weight(module, tensors, "weight", _SCALE)
     return f"quark {printable(str(kind), 40)} in {weight.dtype}"
+
+
+def _grid(settings: Mapping[str, Any]) -> tuple[object, object]:
+    """The kind of the scales, and the columns of each."""
+    one = ("global_quant_config", "weight")
+    return _entry(settings, *one, "scale_format"), _entry(settings, *one, "group_size")
 
 
 def _entry(settings: object, *keys: str) -> object:

@@ -81,6 +81,7 @@ class Table:
 
     def html(self) -> str:
         """The table as HTML, for Jupyter, which aligns to the right: columns of text get a style."""
+
         rows = self._cells()
         texts = [not all(_NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(self.columns))]
         below = "".join(f"<div>{html.escape(line)}</div>" for line in self._rest())

@@ -57,6 +57,7 @@ def outside(monkeypatch):
     """The outside record, as if its package were installed."""
     points = {"outside": EntryPoint("outside", OUTSIDE)}
     monkeypatch.setattr(registry, "_entry_points", lambda group: points if group == "polyquant.architectures" else {})
+    monkeypatch.setattr(registry, "_mentions", lambda group: True)
     registry.installed_architectures.cache_clear()
     yield OUTSIDE
     registry.installed_architectures.cache_clear()
@@ -104,6 +105,7 @@ def test_without_its_package_it_is_unknown(tmp_path):
 def test_built_in_records_take_precedence(outside, monkeypatch):
     impostor = replace(OUTSIDE, name="llama", reads=("llama",))
     monkeypatch.setattr(registry, "_entry_points", lambda group: {"llama": EntryPoint("llama", impostor)})
+    monkeypatch.setattr(registry, "_mentions", lambda group: True)
     registry.installed_architectures.cache_clear()
     assert by_name("llama") is LLAMA and of_config({"model_type": "llama"}) is LLAMA
 

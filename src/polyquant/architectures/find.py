@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyquant import registry
+from polyquant.architectures.index import CLASSES, NAMES, TYPES
 from polyquant.architectures.record import Architecture
 from polyquant.errors import printable
 from polyquant.types import Checkpoint
@@ -26,6 +27,14 @@ def _installed() -> tuple[Architecture, ...]:
     return tuple(r for r in records if isinstance(r, Architecture))
 
 
+def _named(*words: tuple[Mapping[str, tuple[str, ...]], object]) -> tuple[Architecture, ...]:
+    """Return the built-in records of some names (table of architectures/index.py, name); all for unknown names."""
+    found = [table[word] for table, word in words if isinstance(word, str) and word in table]
+    return (
+        registry.architectures(frozenset(key for keys in found for key in keys)) if found else registry.architectures()
+    )
+
+
 def known() -> dict[str, Architecture]:
     """Return general.architecture -> the record used to read a GGUF file of that name."""
     return _by_name((*registry.architectures(), *_installed()))
@@ -35,7 +44,7 @@ def by_name(name: object) -> Architecture | None:
     """Return the architecture of this GGUF name, None if unknown."""
     if not isinstance(name, str):
         return None
-    return _by_name(registry.architectures()).get(name) or _by_name(_installed()).get(name)
+    return _by_name(_named((NAMES, name))).get(name) or _by_name(_installed()).get(name)
 
 
 def of_metadata(metadata: Mapping[str, Any]) -> Architecture | None:
@@ -44,7 +53,7 @@ def of_metadata(metadata: Mapping[str, Any]) -> Architecture | None:
     Of records that share its name, the first whose `gguf_requires` matches; otherwise the one without `gguf_requires`.
     """
     name = metadata.get("general.architecture")
-    records = (*registry.architectures(), *_installed())
+    records = (*_named((NAMES, name)), *_installed())
     special = (r for r in records if r.name == name and r.gguf_requires)
     match = next((r for r in special if all(_matches(metadata, f"{name}.{key}") for key in r.gguf_requires)), None)
     return match or by_name(name)
@@ -58,7 +67,10 @@ def _matches(metadata: Mapping[str, Any], condition: str) -> bool:
 
 def of_config(config: Mapping[str, Any]) -> Architecture | None:
     """Return the architecture of a config.json, None if unknown. Its class takes precedence over its model type."""
-    return _of_config(registry.architectures(), config) or _of_config(_installed(), config)
+    classes = config.get("architectures")
+    claimed = [(CLASSES, name) for name in classes] if isinstance(classes, list) else []
+    ours = _named(*claimed, (TYPES, config.get("model_type")))
+    return _of_config(ours, config) or _of_config(_installed(), config)
 
 
 def other_name(checkpoint: Checkpoint, name: str) -> str | None:

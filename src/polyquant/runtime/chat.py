@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +85,8 @@ def render(template: str, variables: Mapping[str, Any], *, file: object = None) 
     folders = folders_of(("jinja2", "markupsafe"))
     if folders is None:
         raise UnsupportedError("chat templates need the package 'jinja2'", hint="pip install 'polyquant[run]'")
+    import subprocess  # 10 ms, which models without a template do not need
+
     job = {
         "path": folders,
         "seconds": _SECONDS,

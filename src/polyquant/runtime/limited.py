@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["folders_of", "run_limited"]
 
@@ -26,6 +28,8 @@ def run_limited(program: Path, job: Mapping[str, Any]) -> subprocess.CompletedPr
     """Return the ended process; job: its stdin, as JSON. Raises subprocess.TimeoutExpired."""
     command = [sys.executable, "-I", "-S", str(program)]
     environment = {k: os.environ[k] for k in _KEPT if k in os.environ}
+    import subprocess  # 10 ms, which other runs do not need
+
     return subprocess.run(  # noqa: S603 - our own program under our own interpreter
         command, input=json.dumps(job).encode(), capture_output=True, timeout=_WALL, env=environment, check=False
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,5 +29,7 @@ class Entry:
     @property
     def state(self) -> FileState:
         """The fields that detect changes; a hash of the tag takes the place of inode number and ctime."""
+        import hashlib  # loads OpenSSL in 12 ms, for URLs only
+
         number = int.from_bytes(hashlib.sha256(self.tag.encode()).digest()[:7], "little")
         return FileState(number, self.size, self.mtime_ns, number)

@@ -23,7 +23,7 @@ class _MsModelSlim(FolderFormat):
     files = "a folder with quant_model_description.json"
     open_options: type = NoOptions
     target_options: type = MsModelSlimOptions
-    package, target_place = "polyquant.formats.msmodelslim", "target:MsModelSlimTarget"
+    package, target_place, sniff_place = "polyquant.formats.msmodelslim", "target:MsModelSlimTarget", "sniff:sniff"
 
     def open(self, path: Path, options: Any) -> Checkpoint:
         from polyquant.formats.msmodelslim.open import open as open_folder

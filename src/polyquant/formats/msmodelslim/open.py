@@ -14,7 +14,7 @@ from typing import Any
 
 from polyquant.errors import printable
 from polyquant.formats.msmodelslim.description import CACHE_PARTS, FLOAT, split
-from polyquant.formats.msmodelslim.folder import descriptions, weight_stems
+from polyquant.formats.msmodelslim.sniff import sniff
 from polyquant.formats.msmodelslim.survey import Linear, Survey, survey
 from polyquant.formats.stored import plain_weight
 from polyquant.storage import folder as folders
@@ -22,18 +22,6 @@ from polyquant.storage.locations import located
 from polyquant.types import Checkpoint, Evidence, Weight
 
 __all__ = ["open", "sniff", "unquantized_linears"]
-
-
-def sniff(path: str | os.PathLike[str]) -> Evidence | None:
-    """Evidence that this is an msModelSlim folder, by its files; None if not."""
-    path = located(path)
-    if not path.is_dir():
-        return None
-    names = folders.entries(path)
-    if files := descriptions(names):
-        return Evidence("msmodelslim", f"folder with {files[0]}")
-    stems = weight_stems(names)
-    return Evidence("msmodelslim", f"folder with {stems[0]}.safetensors but no description") if stems else None
 
 
 def open(path: str | os.PathLike[str]) -> Checkpoint:

@@ -19,7 +19,7 @@ class _Trellis(FolderFormat):
     files = "a folder with quantization_config.json"
     open_options: type = TrellisOpenOptions
     target_options: type = TrellisOptions
-    package, target_place = "polyquant.formats.trellis", "target:TrellisTarget"
+    package, target_place, sniff_place = "polyquant.formats.trellis", "target:TrellisTarget", "sniff:sniff"
 
     def open(self, path: Path, options: Any) -> Checkpoint:
         from polyquant.formats.trellis.open import open as open_folder

@@ -53,36 +53,49 @@ namespace {
 
 thread_local Room panel_room, row_room, input_room, lane_room, table_room;
 
-// Puts the tokens side by side.
-SideBySide side_by_side(const Activations& a) {
-  const size_t vectors = (a.tokens + 7) / 8, k = a.padded, all = 8 * vectors * k;
-  uint8_t* room = lane_room.at_least(all + all / 32 * (2 + 2 + 1 + 1) * sizeof(float));
-  auto* q = reinterpret_cast<int8_t*>(room);
-  auto* scale = reinterpret_cast<float*>(q + all);
+}  // namespace
+
+size_t lane_vectors(size_t tokens) { return (tokens + kLaneWidth - 1) / kLaneWidth; }
+
+SideBySide lanes_in(Room& room, size_t vectors, size_t padded) {
+  const size_t all = kLaneWidth * vectors * padded;
+  uint8_t* memory = room.at_least(all + all / 32 * (1 + 2 + 1 + 1) * sizeof(float));
+  auto* scale = reinterpret_cast<float*>(memory + all);
   float *sum16 = scale + all / 32, *sum32 = sum16 + all / 16;
-  auto* total16 = reinterpret_cast<int32_t*>(sum32 + all / 32);
-  if (a.tokens % 8) std::memset(room, 0, all + all / 32 * 6 * sizeof(float));
-  parallel_for(k / kUnit, [=](size_t unit) {
-    for (size_t t = 0; t < a.tokens; ++t) {
-      const size_t vector = t / 8 * k, lane = t % 8;
-      const int8_t* from = a.q + t * k;
-      for (size_t i = unit * kUnit; i < (unit + 1) * kUnit; i += 16) {
-        int32_t total = 0;
-        for (size_t j = i; j < i + 16; ++j) total += from[j];
-        total16[8 * (vector + i) / 16 + lane] = total;
-        sum16[8 * (vector + i) / 16 + lane] = a.sum16[(t * k + i) / 16];
-        for (size_t j = i; j < i + 16; j += 4) std::memcpy(q + 8 * (vector + j) + 4 * lane, from + j, 4);
-      }
-      for (size_t i = unit * kUnit; i < (unit + 1) * kUnit; i += 32) {
-        scale[8 * (vector + i) / 32 + lane] = a.scale[(t * k + i) / 32];
-        sum32[8 * (vector + i) / 32 + lane] = a.sum32[(t * k + i) / 32];
-      }
-    }
-  });
-  return {q, scale, sum16, sum32, total16};
+  return {reinterpret_cast<int8_t*>(memory), scale, sum16, sum32, reinterpret_cast<int16_t*>(sum32 + all / 32)};
 }
 
-}  // namespace
+SideBySide lanes_from(const SideBySide& lanes, size_t vector, size_t padded) {
+  const size_t skipped = kLaneWidth * vector * padded;
+  return {lanes.q + skipped, lanes.scale + skipped / 32, lanes.sum16 + skipped / 16, lanes.sum32 + skipped / 32,
+          lanes.total16 + skipped / 16};
+}
+
+void put_side_by_side(const Activations& a, const SideBySide& to, size_t unit) {
+  constexpr size_t width = kLaneWidth;
+  const size_t k = a.padded, begin = unit * kUnit, end = begin + kUnit;
+  for (size_t t = 0; t < lane_vectors(a.tokens) * width; ++t) {
+    const size_t vector = t / width * k, lane = t % width;
+    const bool unused = t >= a.tokens;
+    const auto number = [&](const float* from, size_t i, size_t per) { return unused ? 0 : from[(t * k + i) / per]; };
+    for (size_t i = begin; i < end; i += 4) {
+      uint32_t four = 0;
+      if (!unused) std::memcpy(&four, a.q + t * k + i, 4);
+      std::memcpy(to.q + width * (vector + i) + 4 * lane, &four, 4);
+    }
+    for (size_t i = begin; i < end; i += 16) {
+      to.sum16[width * (vector + i) / 16 + lane] = number(a.sum16, i, 16);
+      int total = 0;
+      if (!unused)
+        for (size_t j = 0; j < 16; ++j) total += a.q[t * k + i + j];
+      to.total16[width * (vector + i) / 16 + lane] = int16_t(total);
+    }
+    for (size_t i = begin; i < end; i += 32) {
+      to.scale[width * (vector + i) / 32 + lane] = number(a.scale, i, 32);
+      to.sum32[width * (vector + i) / 32 + lane] = number(a.sum32, i, 32);
+    }
+  }
+}
 
 uint8_t* Room::at_least(size_t bytes) {
   if (bytes > size_) {
@@ -192,7 +205,10 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   }
   Activations a{};
   if (integers) a = rounded(x, jobs[0].matrix->cols, tokens, rounding, tokens <= kFewTokens);
-  if (integers && !a.wide && tokens > kFewTokens && tokens <= packed_set().lane_tokens) a.lanes = side_by_side(a);
+  if (integers && tokens > kFewTokens) {
+    a.lanes = lanes_in(lane_room, lane_vectors(tokens), a.padded);
+    parallel_for(a.padded / kUnit, [&](size_t unit) { put_side_by_side(a, a.lanes, unit); });
+  }
   const Piece* list = pieces.data();
   parallel_for(pieces.size(), [&](size_t i) {
     const Piece piece = list[i];

@@ -15,15 +15,17 @@
 
 namespace polyquant {
 
-constexpr size_t kUnit = 256;  // unit of codes and of the padding of activations
+constexpr size_t kUnit = 256;      // unit of codes and of the padding of activations
+constexpr size_t kLaneWidth = 16;  // tokens side by side
 
-// Activations of five and more tokens, eight tokens side by side in V vectors; null if no kernel reads them.
+// Activations of five and more tokens: V vectors of W = kLaneWidth tokens side by side. Portable kernels do not read
+// them.
 struct SideBySide {
-  const int8_t* q;         // [V, padded / 4, 8 tokens, 4]
-  const float* scale;      // [V, padded / 32, 8]
-  const float* sum16;      // [V, padded / 16, 8]
-  const float* sum32;      // [V, padded / 32, 8]
-  const int32_t* total16;  // [V, padded / 16, 8] sums of the codes
+  int8_t* q;         // [V, padded / 4, W, 4]
+  float* scale;      // [V, padded / 32, W]
+  float* sum16;      // [V, padded / 16, W]
+  float* sum32;      // [V, padded / 32, W]
+  int16_t* total16;  // [V, padded / 16, W] sums of the codes
 };
 
 // int8 activations of T tokens; the row stride is `padded`, K rounded up to 256.
@@ -97,7 +99,6 @@ struct PackedSet {
   // y[t * stride + r] = sum_k x[t * cols + k] * w[r * cols + k], rows at most 8
   void (*multiply_floats)(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y,
                           size_t stride);
-  size_t lane_tokens;  // maximum number of tokens for which Activations::lanes is read
 };
 
 // Kernels of matrices with tables, by instruction set: "2.32" is 2 bits with a scale per 32 columns or more.

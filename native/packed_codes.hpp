@@ -6,7 +6,8 @@
 // the sum of 128 pairs of products fits 16 bits. `paired`: of two groups of 32, codes 0 ... 15 of both come first, then
 // 16 ... 31 of both, which is how nibbles are split without shuffling vector halves. `whole`: the scales of sub-blocks
 // of 16
-// are small integers, and m = -zero * d unless zero is 0. Codes and scales are stored 32 bytes at a time: a load that
+// are small integers, and m = -zero * d unless zero is 0. `centre`: m = -centre * d.
+// `least`: codes of a signed type are in least ... -least. Codes and scales are stored 32 bytes at a time: a load that
 // spans
 // several smaller stores would wait until they have reached the cache.
 #pragma once
@@ -187,7 +188,7 @@ PQ_INLINE __m512i nibbles64(__m256i bytes) {
 template <bool affine, bool fifth>
 struct NibbleCodes {
   static constexpr int block = 32, high = affine ? 4 : 2, start = high + (fifth ? 4 : 0), bytes = start + 16, sub = 32,
-                       top = fifth ? 31 : 15;
+                       top = fifth ? 31 : 15, centre = affine ? 0 : (top + 1) / 2;
   static constexpr bool offset = true, wide = false, paired = true, whole = false;
   PQ_INLINE static Scales scales(const uint8_t* b) {
     const F8 d = halves8<bytes>(b);
@@ -272,7 +273,7 @@ PQ_INLINE B32 quarters(const uint8_t* p) {
 }
 
 struct Q2_0Codes {
-  static constexpr int block = 64, bytes = 18, sub = 32, top = 3;
+  static constexpr int block = 64, bytes = 18, sub = 32, top = 3, centre = 1;
   static constexpr bool offset = true, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     const float w = half_at(b), x = half_at(b + 18), y = half_at(b + 36), z = half_at(b + 54);
@@ -446,7 +447,7 @@ PQ_INLINE void set_eights(Codes& c, int g, F eight) {
 }
 
 struct Iq2XxsCodes {
-  static constexpr int block = 256, bytes = 66, sub = 32, top = 0;
+  static constexpr int block = 256, bytes = 66, sub = 32, top = 0, least = -43;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     uint64_t scales = 0;
@@ -482,7 +483,7 @@ PQ_INLINE void nibble_scales(const uint8_t* p, float d, Codes& c) {
 }
 
 struct Iq2XsCodes {
-  static constexpr int block = 256, bytes = 74, sub = 16, top = 0;
+  static constexpr int block = 256, bytes = 74, sub = 16, top = 0, least = -43;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     PQ_UNROLL
@@ -496,7 +497,7 @@ struct Iq2XsCodes {
 };
 
 struct Iq2SCodes {
-  static constexpr int block = 256, bytes = 82, sub = 16, top = 0;
+  static constexpr int block = 256, bytes = 82, sub = 16, top = 0, least = -43;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     PQ_UNROLL
@@ -511,7 +512,7 @@ struct Iq2SCodes {
 };
 
 struct Iq3XxsCodes {
-  static constexpr int block = 256, bytes = 98, sub = 32, top = 0;
+  static constexpr int block = 256, bytes = 98, sub = 32, top = 0, least = -62;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     uint64_t scales = 0;
@@ -530,7 +531,7 @@ struct Iq3XxsCodes {
 };
 
 struct Iq3SCodes {
-  static constexpr int block = 256, bytes = 110, sub = 32, top = 0;
+  static constexpr int block = 256, bytes = 110, sub = 32, top = 0, least = -15;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     uint64_t scales = 0;
@@ -555,7 +556,7 @@ PQ_INLINE uint64_t eighths(unsigned index, unsigned minus) {
 }
 
 struct Iq1SCodes {
-  static constexpr int block = 256, bytes = 50, sub = 32, top = 0;
+  static constexpr int block = 256, bytes = 50, sub = 32, top = 0, least = -9;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     uint64_t scales = 0;
@@ -571,7 +572,7 @@ struct Iq1SCodes {
 };
 
 struct Iq1MCodes {
-  static constexpr int block = 256, bytes = 56, sub = 16, top = 0;
+  static constexpr int block = 256, bytes = 56, sub = 16, top = 0, least = -9;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     unsigned bits = 0;
@@ -627,7 +628,7 @@ struct Iq4XsCodes {
 };
 
 struct Mxfp4Codes {
-  static constexpr int block = 32, bytes = 17, sub = 32, top = 0;
+  static constexpr int block = 32, bytes = 17, sub = 32, top = 0, least = -12;
   static constexpr bool offset = false, wide = false, paired = true, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     uint64_t exponents = 0;
@@ -645,7 +646,7 @@ struct Mxfp4Codes {
 };
 
 struct Nvfp4Codes {
-  static constexpr int block = 64, bytes = 36, sub = 16, top = 0;
+  static constexpr int block = 64, bytes = 36, sub = 16, top = 0, least = -12;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     for (int e = 0; e < 2; ++e) {
@@ -688,7 +689,7 @@ PQ_INLINE B32 digit(const B32& x) {
 }
 
 struct Tq1Codes {
-  static constexpr int block = 256, bytes = 54, sub = 32, top = 2;
+  static constexpr int block = 256, bytes = 54, sub = 32, top = 2, centre = 1;
   static constexpr bool offset = true, wide = true, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     one_scale(half_at(b + 52), c);
@@ -716,7 +717,7 @@ struct Tq1Codes {
 };
 
 struct Tq2Codes {
-  static constexpr int block = 256, bytes = 66, sub = 32, top = 3;
+  static constexpr int block = 256, bytes = 66, sub = 32, top = 3, centre = 1;
   static constexpr bool offset = true, wide = true, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     one_scale(half_at(b + 64), c);
@@ -733,7 +734,7 @@ alignas(16) constexpr int8_t kTrinitySymbols[16] = {1, 2, 0, 1};  // 0, +1, -1, 
 
 // I2_S: four symbols per byte, the first in the highest bits.
 struct I2SX86Codes {
-  static constexpr int block = 128, bytes = 32, sub = 32, top = 2;
+  static constexpr int block = 128, bytes = 32, sub = 32, top = 2, centre = 1;
   static constexpr bool offset = true, wide = true, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     one_scale(1, c);
@@ -749,7 +750,7 @@ struct I2SX86Codes {
 };
 
 struct I2SArmCodes {
-  static constexpr int block = 64, bytes = 16, sub = 32, top = 2;
+  static constexpr int block = 64, bytes = 16, sub = 32, top = 2, centre = 1;
   static constexpr bool offset = true, wide = true, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     one_scale(1, c);
@@ -767,7 +768,7 @@ struct I2SArmCodes {
 // One of four rows that share their bytes: row `lane` in bits 2 * lane, or in reverse order.
 template <bool high_first>
 struct QuadCodes {
-  static constexpr int block = 32, bytes = 32, sub = 32, top = 2, lanes = 4;
+  static constexpr int block = 32, bytes = 32, sub = 32, top = 2, lanes = 4, centre = 1;
   static constexpr bool offset = true, wide = true, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int lane, Codes& c) {
     one_scale(1, c);
@@ -794,7 +795,7 @@ struct QuadCodes {
 // Trinity: four adjacent weights per byte, lowest bits first.
 template <int head>
 struct TrinityCodes {
-  static constexpr int block = 32, bytes = head + 8, sub = 32, top = 2;
+  static constexpr int block = 32, bytes = head + 8, sub = 32, top = 2, centre = 1;
   static constexpr bool offset = true, wide = head == 0, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     const F8 d = head ? halves8<bytes>(b) : all(1);

@@ -17,6 +17,7 @@ constexpr size_t kMostOutputs = size_t(1) << 15;
 // The assignments of one expert: order[first ... first + count).
 struct Chosen {
   size_t expert, first, count;
+  size_t vector = 0;  // of its first assignment, where tokens are side by side
 };
 
 // Rows [first, last) of a matrix for all assignments of its expert. at: offset of the matrix's outputs in a row of y.
@@ -25,6 +26,7 @@ struct Piece {
   const uint32_t* order;
   size_t begin, count;
   size_t first, last, at;
+  SideBySide lanes;  // of these assignments
 };
 
 // The plan of the calling thread; helpers access it through pointers.
@@ -56,7 +58,7 @@ struct Input {
   bool floats, integers;
   Rounding rounding;
 
-  Activations rows(size_t first, size_t count) const {
+  Activations rows(size_t first, size_t count, const SideBySide& lanes) const {
     const size_t n = a.padded, blocks = a.padded / 32;
     return {a.q + first * n,
             a.paired + first * n,
@@ -65,7 +67,8 @@ struct Input {
             a.sum32 + first * blocks,
             count,
             n,
-            a.wide};
+            a.wide,
+            lanes};
   }
 };
 
@@ -92,9 +95,30 @@ Input gathered(const Input& in, const uint32_t* order, size_t n, size_t per) {
   return {x, {q, paired, scale, sum16, sum32, n, padded, in.a.wide}, in.cols, in.floats, in.integers, in.rounding};
 }
 
-void multiply_rows(const PackedJob& job, size_t first, size_t last, const Input& in, size_t row, size_t count, float* y,
-                   size_t stride) {
-  if (job.integers(in.rounding)) return job.kernel->multiply(*job.matrix, first, last, in.rows(row, count), y, stride);
+// Puts the gathered inputs of each expert with many side by side.
+SideBySide expert_lanes(const Input& together, std::vector<Chosen>& chosen) {
+  thread_local Room room;
+  const size_t padded = together.a.padded;
+  size_t vectors = 0;
+  for (Chosen& c : chosen) {
+    c.vector = vectors;
+    if (c.count > kFewTokens) vectors += lane_vectors(c.count);
+  }
+  if (vectors == 0) return {};
+  const SideBySide lanes = lanes_in(room, vectors, padded);
+  const size_t units = padded / kUnit;
+  parallel_for(chosen.size() * units, [&](size_t i) {
+    const Chosen& c = chosen[i / units];
+    if (c.count <= kFewTokens) return;
+    put_side_by_side(together.rows(c.first, c.count, {}), lanes_from(lanes, c.vector, padded), i % units);
+  });
+  return lanes;
+}
+
+void multiply_rows(const PackedJob& job, size_t first, size_t last, const Input& in, size_t row, size_t count,
+                   const SideBySide& lanes, float* y, size_t stride) {
+  if (job.integers(in.rounding))
+    return job.kernel->multiply(*job.matrix, first, last, in.rows(row, count, lanes), y, stride);
   PackedJob here = job;
   here.y = y;
   float_rows(here, first, last, in.x + row * in.cols, count, stride);
@@ -110,7 +134,7 @@ void multiply_piece(const Piece& p, const Input& in, float* y, size_t stride) {
   const PackedMatrix part = apart ? whole : whole.part(p.first, n);
   PackedJob job = *p.job;
   job.matrix = &part;
-  multiply_rows(job, apart ? p.first : 0, apart ? p.last : n, in, p.begin, p.count, out, width);
+  multiply_rows(job, apart ? p.first : 0, apart ? p.last : n, in, p.begin, p.count, p.lanes, out, width);
   for (size_t i = 0; i < p.count; ++i) {
     float* to = y + p.order[i] * stride + p.at;
     if (!apart)
@@ -142,16 +166,19 @@ void multiply_experts(const PackedExperts& w, const float* x, size_t inputs, con
   if (in.integers) in.a = rounded(x, w.cols, inputs, rounding, true);
   const Input together = most > 1 ? gathered(in, plan.order.data(), assignments, per) : Input{};
 
+  const SideBySide lanes = in.integers && most > kFewTokens ? expert_lanes(together, plan.chosen) : SideBySide{};
+
   plan.pieces.clear();
   const size_t share = share_of_a_chunk(work);
   for (const Chosen& c : plan.chosen) {
     size_t at = 0;
+    const SideBySide side = lanes.q && c.count > kFewTokens ? lanes_from(lanes, c.vector, in.a.padded) : SideBySide{};
     for (const PackedJob& job : w.jobs.subspan(c.expert * w.matrices, w.matrices)) {
       const size_t step =
           std::min(rows_of_a_chunk(*job.matrix, c.count, share / c.count), kMostOutputs / c.count / 8 * 8 + 8);
       for (size_t first = 0; first < job.matrix->rows; first += step)
-        plan.pieces.push_back(
-            {&job, plan.order.data() + c.first, c.first, c.count, first, std::min(job.matrix->rows, first + step), at});
+        plan.pieces.push_back({&job, plan.order.data() + c.first, c.first, c.count, first,
+                               std::min(job.matrix->rows, first + step), at, side});
       at += job.matrix->rows;
     }
   }
@@ -159,7 +186,7 @@ void multiply_experts(const PackedExperts& w, const float* x, size_t inputs, con
   parallel_for(plan.pieces.size(), [&, pieces](size_t i) {
     const Piece& p = pieces[i];
     if (p.count > 1) return multiply_piece(p, together, y, w.rows);
-    multiply_rows(*p.job, p.first, p.last, in, p.order[0] / per, 1, y + p.order[0] * w.rows + p.at, w.rows);
+    multiply_rows(*p.job, p.first, p.last, in, p.order[0] / per, 1, {}, y + p.order[0] * w.rows + p.at, w.rows);
   });
   const size_t lost = plan.chosen.empty() ? 0 : plan.chosen.back().first + plan.chosen.back().count;
   for (size_t i = lost; i < assignments; ++i)

@@ -32,6 +32,16 @@ template <class T>
   requires(T::lanes > 0)
 constexpr size_t kLanes<T> = T::lanes;
 
+// Every offset is -kCentre * d; 0: offsets are of their own.
+template <class T>
+constexpr int kCentre = 0;
+template <class T>
+  requires(T::centre > 0)
+constexpr int kCentre<T> = T::centre;
+template <class T>
+  requires(T::zero > 0)
+constexpr int kCentre<T> = T::zero;
+
 template <class T>
 PQ_INLINE const uint8_t* line_of(const PackedMatrix& w, size_t v) {
   return w.data + v / kLanes<T> * w.line_bytes;
@@ -414,13 +424,6 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
 
 #endif
 
-// Eight rows side by side: lane r of every vector belongs to row r, so there are no horizontal sums.
-struct Panel {
-  int8_t* q;  // [padded / 4][8 rows][4]
-  float* d;   // [padded / sub][8]
-  float* m;   // [padded / sub][8]
-};
-
 // Transposes eight registers of eight 32-bit elements.
 PQ_INLINE void transpose8(__m256i v[8]) {
   __m256i a[8], b[8];
@@ -456,103 +459,13 @@ PQ_INLINE void put_eight(void* out, const F& take) {
   for (int i = 0; i < 8; ++i) _mm256_storeu_si256(static_cast<__m256i*>(out) + i, v[i]);
 }
 
-template <class T>
-void fill_panel(const PackedMatrix& w, size_t first, size_t last, const Panel& p) {
-  constexpr size_t subs = 256 / T::sub;
-  Codes c[8];
-  Row<T> rows[8];
-  const size_t each = table_floats<T>(w.cols);
-  float* const room = Tabled<T> ? table_scratch(8 * each) : nullptr;
-  for (size_t r = 0; r < last - first; ++r) rows[r] = row_at<T>(w, first + r, room + r * each);
-  for (size_t r = last - first; r < 8; ++r) std::memset(&c[r], 0, sizeof c[r]);
-  for (size_t u = 0; u * kUnit < w.cols; ++u) {
-    for (size_t r = 0; r < last - first; ++r) take_unit(rows[r], u, w.cols, c[r]);
-    for (int k = 0; k < 256; k += 32)
-      put_eight(p.q + 8 * (256 * u + size_t(k)),
-                [&](int r) { return halves16(c[r].q + place<T>(k), c[r].q + place<T>(k + 16)); });
-    for (size_t s = 0; s < subs; s += 8) {
-      put_eight(p.d + 8 * (u * subs + s), [&](int r) { return bytes32(c[r].d + s); });
-      if (T::offset) put_eight(p.m + 8 * (u * subs + s), [&](int r) { return bytes32(c[r].m + s); });
-    }
-  }
-}
-
 PQ_INLINE __m256i four(const int8_t* a) {
   int32_t x;
   std::memcpy(&x, a, 4);
   return _mm256_set1_epi32(x);
 }
 
-// Number of products of pairs that may be added in 16 bits.
-template <class T>
-constexpr int kTogether = T::top == 0    ? 1
-                          : T::top <= 16 ? 8
-                          : T::top <= 32 ? 4
-                          : T::top <= 64 ? 2
-                                         : 1;
-
-template <class T, int N, bool wide>
-PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, const Panel& p, const Activations& a,
-                           size_t token, float* y, size_t stride) {
-  constexpr int sub = wide ? 128 : T::sub, steps = sub / 4,
-                together = wide                   ? steps
-                           : steps < kTogether<T> ? steps
-                                                  : kTogether<T>;
-  const size_t subs = a.padded / sub;
-  __m256 acc[N];
-  for (int n = 0; n < N; ++n) acc[n] = _mm256_setzero_ps();
-  for (size_t s = 0; s < subs; ++s) {
-    const int8_t* wq = p.q + s * size_t(sub) * 8;
-    const int8_t* aq = a.q + token * a.padded + s * sub;
-    __m256i dot[N];
-    for (int n = 0; n < N; ++n) dot[n] = _mm256_setzero_si256();
-    for (int k = 0; k < steps; k += together) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-      for (int j = k; j < k + together; ++j) {
-        const __m256i code = bytes32(wq + 32 * j), magnitude = T::top ? code : _mm256_abs_epi8(code);
-        for (int n = 0; n < N; ++n) {
-          const __m256i x = four(aq + size_t(n) * a.padded + 4 * j);
-          dot[n] = dot4(dot[n], magnitude, T::top ? x : _mm256_sign_epi8(x, code));
-        }
-      }
-#else
-      __m256i pairs[N];
-      for (int j = k; j < k + together; ++j) {
-        const __m256i code = bytes32(wq + 32 * j), magnitude = T::top ? code : _mm256_abs_epi8(code);
-        for (int n = 0; n < N; ++n) {
-          const __m256i x = four(aq + size_t(n) * a.padded + 4 * j);
-          const __m256i product = _mm256_maddubs_epi16(magnitude, T::top ? x : _mm256_sign_epi8(x, code));
-          pairs[n] = j == k ? product : _mm256_add_epi16(pairs[n], product);
-        }
-      }
-      for (int n = 0; n < N; ++n) {
-        const __m256i sums = _mm256_madd_epi16(pairs[n], _mm256_set1_epi16(1));
-        dot[n] = k == 0 ? sums : _mm256_add_epi32(dot[n], sums);
-      }
-#endif
-    }
-    const __m256 d = _mm256_loadu_ps(p.d + 8 * s * size_t(sub / T::sub));
-    for (int n = 0; n < N; ++n) {
-      const size_t t = token + size_t(n);
-      const __m256 scale = _mm256_mul_ps(d, _mm256_broadcast_ss(a.scale + t * (a.padded / 32) + s * sub / 32));
-      acc[n] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[n]), scale, acc[n]);
-    }
-    if (T::offset)
-      for (size_t i = s * size_t(sub / T::sub); i < (s + 1) * size_t(sub / T::sub); ++i) {
-        const __m256 m = _mm256_loadu_ps(p.m + 8 * i);
-        const float* sums = (T::sub == 32 ? a.sum32 : a.sum16) + i;
-        for (int n = 0; n < N; ++n)
-          acc[n] = _mm256_fmadd_ps(m, _mm256_broadcast_ss(sums + (token + size_t(n)) * (a.padded / T::sub)), acc[n]);
-      }
-  }
-  for (int n = 0; n < N; ++n) {
-    alignas(32) float out[8];
-    _mm256_store_ps(out, _mm256_mul_ps(acc[n], _mm256_set1_ps(w.scale)));
-    for (size_t v = first; v < last; ++v) y[(token + size_t(n)) * stride + row_of<T>(w, v)] = out[v - first];
-  }
-}
-
-#include "packed_lanes.hpp"
+#include "packed_tiles.hpp"
 
 template <class T, bool wide>
 void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
@@ -572,24 +485,7 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
     if (a.tokens == 4) rows_times<T, 2, wide>(w, first, last, a, 2, y, stride);
     return;
   }
-  if constexpr (!wide)
-    if (a.lanes.q) return multiply_lanes<T>(w, first, last, a, y, stride);
-  const size_t scales = a.padded / size_t(T::sub) * 8;
-  Panel p;
-  p.q = reinterpret_cast<int8_t*>(scratch(8 * a.padded + 2 * scales * sizeof(float)));
-  p.d = reinterpret_cast<float*>(p.q + 8 * a.padded);
-  p.m = p.d + scales;
-  for (size_t v = first; v < last; v += 8) {
-    const size_t end = v + 8 < last ? v + 8 : last;
-    fill_panel<T>(w, v, end, p);
-    size_t t = 0;
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)  // with twice the registers
-    for (; t + 8 <= a.tokens; t += 8) panel_times<T, 8, wide>(w, v, end, p, a, t, y, stride);
-#endif
-    for (; t + 4 <= a.tokens; t += 4) panel_times<T, 4, wide>(w, v, end, p, a, t, y, stride);
-    for (; t + 2 <= a.tokens; t += 2) panel_times<T, 2, wide>(w, v, end, p, a, t, y, stride);
-    for (; t < a.tokens; ++t) panel_times<T, 1, wide>(w, v, end, p, a, t, y, stride);
-  }
+  multiply_many<T, wide>(w, first, last, a, y, stride);
 }
 
 template <class T>

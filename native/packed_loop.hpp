@@ -35,6 +35,13 @@ size_t rows_of_a_chunk(const PackedMatrix& w, size_t tokens, size_t share);
 // Activations::paired.
 Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bool in_pairs);
 
+// Activations::lanes of more tokens: number of vectors; memory for them; those from one vector on; and filling them,
+// one unit of columns at a time.
+size_t lane_vectors(size_t tokens);
+SideBySide lanes_in(Room& room, size_t vectors, size_t padded);
+SideBySide lanes_from(const SideBySide& lanes, size_t vector, size_t padded);
+void put_side_by_side(const Activations& a, const SideBySide& to, size_t unit);
+
 // Dequantizes rows [first, last) and multiplies them by x [tokens, cols].
 void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens, size_t stride);
 

@@ -3,7 +3,7 @@
 namespace polyquant {
 
 const PackedSet& packed_plain() {
-  static constexpr PackedSet set{"plain", kKernels, round_blocks, round_token, multiply_floats, 0};
+  static constexpr PackedSet set{"plain", kKernels, round_blocks, round_token, multiply_floats};
   return set;
 }
 

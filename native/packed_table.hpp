@@ -128,56 +128,126 @@ PQ_INLINE float largest32(const float* x, bool* finite) {
     const F8 a = v[i] < 0.0f ? -v[i] : v[i];
     top = a > top ? a : top;
   }
+#if defined(__AVX2__)
+  *finite = *finite && _mm256_movemask_ps(_mm256_cmp_ps(__m256(zeros), __m256(zeros), _CMP_UNORD_Q)) == 0;
+  __m128 most = _mm_max_ps(_mm256_castps256_ps128(__m256(top)), _mm256_extractf128_ps(__m256(top), 1));
+  most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+  return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+#else
   float most = 0, sum = 0;
   for (int l = 0; l < 8; ++l) most = top[l] > most ? top[l] : most, sum += zeros[l];
   *finite = *finite && sum == 0;
   return most;
+#endif
 }
 
-// One scale per `groups` groups of 32.
+// tree8 of eight vectors.
+PQ_INLINE F8 trees8(const F8 (&e)[8]) {
+#if defined(__AVX2__)
+  // Halves of vectors k and k + 4 are added side by side, then pairs of their elements, then elements.
+  __m256 half[4], pair[2];
+  PQ_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    const __m256 a = __m256(e[k]), b = __m256(e[k + 4]);
+    half[k] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  }
+  PQ_UNROLL
+  for (int k = 0; k < 2; ++k)
+    pair[k] = _mm256_add_ps(_mm256_shuffle_ps(half[2 * k], half[2 * k + 1], 0x44),
+                            _mm256_shuffle_ps(half[2 * k], half[2 * k + 1], 0xee));
+  return F8(_mm256_add_ps(_mm256_shuffle_ps(pair[0], pair[1], 0x88), _mm256_shuffle_ps(pair[0], pair[1], 0xdd)));
+#else
+  F8 out;
+  for (int k = 0; k < 8; ++k) out[k] = tree8(e[k]);
+  return out;
+#endif
+}
+
+// Index of the first of the least errors, -1 if none is below infinity.
+PQ_INLINE int first_least(const F8& error) {
+#if defined(__AVX2__)
+  const __m256 infinity = _mm256_set1_ps(std::numeric_limits<float>::infinity()), x = __m256(error);
+  const __m256 below = _mm256_min_ps(x, infinity);  // the second operand for NaN
+  __m256 least = _mm256_min_ps(below, _mm256_permute2f128_ps(below, below, 1));
+  least = _mm256_min_ps(least, _mm256_permute_ps(least, 0x4e));
+  least = _mm256_min_ps(least, _mm256_permute_ps(least, 0xb1));
+  const __m256 found = _mm256_and_ps(_mm256_cmp_ps(x, least, _CMP_EQ_OQ), _mm256_cmp_ps(x, infinity, _CMP_LT_OQ));
+  const int mask = _mm256_movemask_ps(found);
+  return mask ? __builtin_ctz(unsigned(mask)) : -1;
+#else
+  int best = -1;
+  float least = std::numeric_limits<float>::infinity();
+  for (int k = 0; k < 8; ++k)
+    if (error[k] < least) best = k, least = error[k];
+  return best;
+#endif
+}
+
+// Candidates for the scale of some groups: max|x| / 127 ... max|x| / 120, and their squared errors.
+struct Candidates {
+  F8 inverses, sizes, errors;
+  bool any, finite;
+};
+
 template <int groups>
-PQ_INLINE void round_group(const float* x, int8_t* q, float* scale, float* sum16, float* sum32) {
-  bool finite = true;
-  float top = 0, best = 0, least = std::numeric_limits<float>::infinity();
+PQ_INLINE Candidates candidates(const float* x) {
+  Candidates c{{}, {}, {}, false, true};
+  float top = 0;
   for (int g = 0; g < groups; ++g) {
-    const float t = largest32(x + 32 * g, &finite);
+    const float t = largest32(x + 32 * g, &c.finite);
     top = t > top ? t : top;
   }
   F8 v[4 * groups];
   std::memcpy(v, x, sizeof v);
-  if (top > 1e-30f) {
-    const F8 steps = {127, 126, 125, 124, 123, 122, 121, 120}, inverses = steps / top, sizes = top / steps;
-    float error[8];
-    PQ_UNROLL
-    for (int k = 0; k < 8; ++k) {
-      F8 e = {};
-      for (int i = 0; i < 4 * groups; ++i) {
-        const F8 x8 = v[i] * inverses[k], off = nearest8(x8) - x8;
-        e += off * off;
-      }
-      error[k] = tree8(e) * (sizes[k] * sizes[k]);
+  if (!(top > 1e-30f)) return c;
+  const F8 steps = {127, 126, 125, 124, 123, 122, 121, 120};
+  c.any = true, c.inverses = steps / top, c.sizes = top / steps;
+  F8 errors[8];
+  PQ_UNROLL
+  for (int k = 0; k < 8; ++k) {
+    F8 e = {};
+    for (int i = 0; i < 4 * groups; ++i) {
+      const F8 x8 = v[i] * c.inverses[k], off = nearest8(x8) - x8;
+      e += off * off;
     }
-    for (int k = 0; k < 8; ++k) {
-      best = error[k] < least ? float(127 - k) : best;
-      least = error[k] < least ? error[k] : least;
+    errors[k] = e;
+  }
+  c.errors = trees8(errors) * (c.sizes * c.sizes);
+  return c;
+}
+
+// `count` scales, each of `groups` groups of 32. Each step is a long chain of operations: several at once overlap.
+template <int groups, int count>
+void round_groups(const float* x, int8_t* q, float* scale, float* sum16, float* sum32) {
+  Candidates c[count];
+  float inverse[count], size[count];
+  for (int i = 0; i < count; ++i) c[i] = candidates<groups>(x + 32 * groups * i);
+  for (int i = 0; i < count; ++i) {
+    const int k = c[i].any ? first_least(c[i].errors) : -1;
+    float both[2][8];
+    std::memcpy(both[0], &c[i].inverses, 32), std::memcpy(both[1], &c[i].sizes, 32);
+    inverse[i] = k < 0 ? 0.0f : both[0][k], size[i] = k < 0 ? 0.0f : both[1][k];
+  }
+  for (int i = 0; i < count; ++i)
+    for (int g = groups * i; g < groups * (i + 1); ++g) {
+      F8 rounded[4];
+      std::memcpy(rounded, x + 32 * g, sizeof rounded);
+      for (F8& r : rounded) r = nearest8(r * inverse[i]);
+      finish_block(rounded, size[i], c[i].finite, q + 32 * g, scale + g, sum16 + 2 * g, sum32 + g);
     }
-  }
-  const float inverse = best != 0 ? best / top : 0.0f;
-  for (int g = 0; g < groups; ++g) {
-    F8 rounded[4];
-    for (int i = 0; i < 4; ++i) rounded[i] = nearest8(v[4 * g + i] * inverse);
-    finish_block(rounded, best != 0 ? top / best : 0.0f, finite, q + 32 * g, scale + g, sum16 + 2 * g, sum32 + g);
-  }
+}
+
+template <int groups>
+void round_all(const float* x, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32) {
+  constexpr size_t together = 4 * groups;
+  size_t b = 0;
+  for (; b + together <= blocks; b += together)
+    round_groups<groups, 4>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+  for (; b < blocks; b += groups) round_groups<groups, 1>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
 }
 
 void round_blocks(const float* x, size_t blocks, bool wide, int8_t* q, float* scale, float* sum16, float* sum32) {
-  const size_t step = wide ? 4 : 1;
-  for (size_t b = 0; b < blocks; b += step) {
-    if (wide)
-      round_group<4>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
-    else
-      round_group<1>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
-  }
+  (wide ? round_all<4> : round_all<1>)(x, blocks, q, scale, sum16, sum32);
 }
 
 // count elements, zero-padded to 32 * blocks, with one scale.

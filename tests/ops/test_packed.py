@@ -117,6 +117,24 @@ def test_results_of_one_to_four_tokens_are_the_same_bits(name: str, kernels: str
             np.testing.assert_array_equal(group(x[:tokens], rounding)[0], single[:tokens], err_msg=rounding)
 
 
+@pytest.mark.parametrize("name", ["q4_0", "q4_k", "q6_k", "q8_0", "mxfp4", "tq2_0", "hf_bitnet.autobitlinear"])
+def test_more_tokens_and_rows_than_fit_the_cache(name: str, kernels: str) -> None:
+    """Blocks of tokens pass several panels, the last of which is incomplete."""
+    if kernels == "plain":
+        pytest.skip("has no panels")
+    rng = np.random.default_rng(13)
+    codec, rows, k = pq.codec(name), 76, 4096
+    parts = packed_weight(name, rows, k, rng)
+    group = Group([codec.packed(parts, (rows, k))], [rows])
+    x = (3 * rng.standard_normal((70, k))).astype(np.float32)
+    w = codec.dequantize(parts, (rows, k)).astype(np.float64)
+    for rounding in ("block", "wide"):
+        y, seen = group(x, rounding)[0], round_activations(x, rounding).astype(np.float64)
+        assert (np.abs(y - seen @ w.T) <= 3e-6 * (np.abs(seen) @ np.abs(w.T))).all()
+        for first in range(0, 70, 10):
+            np.testing.assert_array_equal(group(x[first : first + 10], rounding)[0], y[first : first + 10])
+
+
 def test_several_matrices_share_an_input() -> None:
     rng = np.random.default_rng(5)
     handles, single = [], []

@@ -1,0 +1,131 @@
+// Products of five and more tokens. Lane l of every vector belongs to token l; the weights of a panel of eight rows are
+// unpacked once, to bytes, and serve all tokens: four of them at a time are broadcast from the panel. Each token's sums
+// have one order, so its results are the same bits for any number of tokens above four. Included by packed_kernels.hpp.
+//
+// A multiplication of bytes has one unsigned operand: the weights. Signed codes are raised; that, and offsets m that
+// are a multiple of d, cost no float: sums of products start at -centre times the sum of the token's codes.
+
+constexpr size_t kPanelRows = 8;
+
+// How the codes of a panel are stored.
+struct PanelForm {
+  int centre;   // w = d * (code - centre) + m
+  bool offset;  // whether there is an m
+  bool paired;
+};
+
+template <class T>
+PQ_INLINE PanelForm form_of(const PackedMatrix&, int raise) {
+  return {kCentre<T> + raise, T::offset && kCentre<T> == 0, T::paired};
+}
+template <Tabled T>
+PQ_INLINE PanelForm form_of(const PackedMatrix& w, int raise) {
+  const Tables& t = w.tables;
+  const float common = t.common - T::shift;
+  const bool constant = !t.zero && !t.bias && std::fabs(common) <= 256.0f && common == float(int(common));
+  return {raise + (constant ? int(common) : 0), !constant, T::paired};
+}
+
+// The codes of group g of row 0: columns 0 ... 15, and 16 ... 31.
+struct Halves {
+  const int8_t *low, *high;
+
+  PQ_INLINE Halves(const int8_t* q, bool paired, int g)
+      : low(q + (paired ? 64 * (g / 2) + 16 * (g % 2) : 32 * g)), high(low + (paired ? 32 : 16)) {}
+  // The four codes from column 4 j on of another row.
+  PQ_INLINE const int8_t* quad(size_t row, size_t stride, int j) const {
+    return (j < 4 ? low + 4 * j : high + 4 * (j - 4)) + row * stride;
+  }
+};
+
+// The activations of one vector of tokens.
+struct LaneVector {
+  const int8_t* q;
+  const float *scale, *sum16, *sum32;
+  const int16_t* total16;
+
+  LaneVector(const Activations& a, size_t vector)
+      : q(a.lanes.q + vector * kLaneWidth * a.padded),
+        scale(a.lanes.scale + vector * kLaneWidth * a.padded / 32),
+        sum16(a.lanes.sum16 + vector * kLaneWidth * a.padded / 16),
+        sum32(a.lanes.sum32 + vector * kLaneWidth * a.padded / 32),
+        total16(a.lanes.total16 + vector * kLaneWidth * a.padded / 16) {}
+};
+
+PQ_INLINE __m256i eight_words(const int16_t* p) {
+  return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#include "packed_tiles_vnni.hpp"
+#else
+#include "packed_tiles_words.hpp"
+#endif
+
+// tile [8 rows][width] times `scale` -> rows v ... last of tokens from `token` on.
+template <class T>
+PQ_INLINE void put_tile(const PackedMatrix& w, size_t v, size_t last, const float* tile, size_t width, size_t token,
+                        size_t tokens, float* y, size_t stride) {
+  const size_t count = tokens - token < width ? tokens - token : width;
+  if (kLanes<T> == 1 && last - v >= kPanelRows) {
+    const __m256 scale = _mm256_set1_ps(w.scale);
+    for (size_t t = 0; t < count; t += 8) {
+      alignas(32) float out[64];
+      put_eight(out, [&](int r) {
+        return _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(tile + size_t(r) * width + t), scale));
+      });
+      for (size_t i = t; i < count && i < t + 8; ++i)
+        _mm256_storeu_ps(y + (token + i) * stride + v, _mm256_load_ps(out + 8 * (i - t)));
+    }
+    return;
+  }
+  for (size_t r = 0; r < kPanelRows && v + r < last; ++r)
+    for (size_t t = 0; t < count; ++t) y[(token + t) * stride + row_of<T>(w, v + r)] = tile[r * width + t] * w.scale;
+}
+
+// Unpacks rows v ... end of a panel; rows beyond the end repeat one, and their results are unused.
+template <class T, class Unit>
+PQ_INLINE void fill_panel(const PackedMatrix& w, size_t v, size_t end, size_t units, Unit* panel) {
+  float* const room = Tabled<T> ? table_scratch(table_floats<T>(w.cols)) : nullptr;
+  for (size_t r = 0; r < kPanelRows; ++r) {
+    const Row<T> row = row_at<T>(w, v + r < end ? v + r : v, room);
+    for (size_t u = 0; u < units; ++u) {
+      take_unit(row, u, w.cols, panel[u].row[r]);
+      raise_codes<T>(panel[u], r);
+    }
+  }
+}
+
+// Some panels and the activations of some vectors of tokens stay in L2 together: without the former, the activations
+// would be read from L3 again for every eight rows.
+constexpr size_t kPanelBytes = 256 << 10, kLaneBytes = 384 << 10;
+
+template <class T, bool wide>
+void multiply_many(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  static_assert(!wide || !T::offset || kCentre<T> != 0);
+  using Unit = UnitOf<T, wide>;
+  const size_t units = a.padded / kUnit, vectors = (a.tokens + kLaneWidth - 1) / kLaneWidth;
+  const auto fitting = [](size_t room, size_t each) { return room > each ? room / each : 1; };
+  const size_t together = fitting(kLaneBytes, kLaneWidth * a.padded * 3 / 2),
+               panels = vectors <= together ? 1 : fitting(kPanelBytes, units * sizeof(Unit));
+  auto* const room = reinterpret_cast<Unit*>(scratch(panels * units * sizeof(Unit)));
+  const PanelForm form = form_of<T>(w, kRaise<T>);
+  const size_t panel_bytes = kPanelRows / kLanes<T> * w.line_bytes, share = (panel_bytes / vectors + 64) / 64 * 64;
+  for (size_t begin = first; begin < last; begin += panels * kPanelRows) {
+    const size_t end = begin + panels * kPanelRows < last ? begin + panels * kPanelRows : last;
+    for (size_t v = begin, i = 0; v < end; v += kPanelRows, ++i) fill_panel<T>(w, v, end, units, room + i * units);
+    const uint8_t* next = line_of<T>(w, begin) + panels * panel_bytes;  // fetched in the meantime
+    const uint8_t* const stop = next + panels * panel_bytes;
+    for (size_t block = 0; block < vectors; block += together)
+      for (size_t v = begin, i = 0; v < end; v += kPanelRows, ++i)
+        for (size_t vector = block; vector < vectors && vector < block + together; ++vector) {
+          for (const uint8_t* to = next + share; next < to && next < stop; next += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
+          alignas(64) float out[kPanelRows * kLaneWidth];
+          const LaneVector x(a, vector);
+          const size_t token = vector * kLaneWidth;
+          const size_t width = tile_of<T::sub, wide>(room + i * units, form, units, x, a.tokens - token, out);
+          put_tile<T>(w, v, end, out, width, token, a.tokens, y, stride);
+        }
+  }
+}

@@ -59,7 +59,7 @@ class Integers:
     bits: width of a code, 2 to 8. group: columns per scale, 0 for the whole row. scale: dtype of the scales, and of
     biases. zero: "none", "integer" (from 0 to 2^bits - 1 as unsigned codes), or "bias" (a float added to code * scale,
     codes unsigned). tensor: one scale for the tensor. ordered: a group index per column. fixed: the scale includes that
-    of the layer's inputs. ternary: the only codes are -1, 0 and 1. factors: each column has a factor of its own.
+    of the layer's inputs. ternary: the only codes are -1, 0 and 1. factors: each column has a separate factor.
     """
 
     bits: int
@@ -180,9 +180,9 @@ def _integers(have: Integers, want: Integers, columns: int | None) -> Verdict:
 
 
 def _lack(have: Integers, want: Integers) -> str | None:
-    """The reason why the target cannot hold codes of this kind, whatever their groups; None if it can."""
+    """The reason why the target cannot hold codes of this kind, with any groups; None if it can."""
     if have.factors or want.factors:
-        return f"each column of the {'source' if have.factors else 'target'} has a factor of its own"
+        return f"each column of the {'source' if have.factors else 'target'} has a separate factor"
     if want.ternary and not have.ternary:
         return "the target has the codes -1, 0 and 1 only"
     if want.bits < have.bits:

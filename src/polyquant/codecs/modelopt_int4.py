@@ -8,7 +8,7 @@
     w = q * (scale * pre)              "pre": y = (q * scale) (pre * x), the same product
 
 AWQ scales the inputs of every layer. Where a norm comes before the layer, ModelOpt has folded the factors into the
-norm; elsewhere (o_proj, down_proj) they stay beside the weight. They are part of the weight here, so its values are
+norm; elsewhere (o_proj, down_proj) they remain a separate tensor. They are part of the weight here, so its values are
 those that fit the unscaled inputs; no other packing of integers has a factor per column.
 4 bits per weight and the scales.
 Names: modelopt.int4.g128   modelopt.int4 (one scale per row)   .pre   .f16 .f32 (dtype of the factors; default bf16)
@@ -72,7 +72,7 @@ class ModelOptInt4(AffineCodec):
 
     @property
     def integers(self) -> Integers:
-        """Symmetric 4-bit codes; with factors, each column has one of its own."""
+        """Symmetric 4-bit codes; with factors, each column has a separate one."""
         return Integers(4, self.group, "f32", factors=bool(self.pre))
 
     def tables(self, parts: Parts, shape: Shape) -> tuple[F32, F32, None]:

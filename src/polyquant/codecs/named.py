@@ -1,4 +1,4 @@
-"""Base class of codecs that print as their name and take weights of any size unless they say otherwise."""
+"""Base class of codecs that print as their name and take weights of any size by default."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _OF_FLOATS = {
 }  # fmt: skip
 """Algorithm in upper case -> the kind of its codes."""
 _INT4 = ("W4A16_AWQ", "MIXED_PRECISION")
-"""Algorithms that may store symmetric 4-bit integers; W4A8_AWQ has scales of another kind."""
+"""Algorithms that may store symmetric 4-bit integers; W4A8_AWQ has different scales."""
 
 
 def modules(tensors: Mapping[str, Described]) -> Iterator[str]:

@@ -10,6 +10,6 @@ __all__ = ["lookup_notes"]
 
 
 def lookup_notes(model: Model, drafts: int) -> Iterator[str]:
-    """Yield why the option has no effect with this model, if so."""
+    """Yield a note if the option has no effect with this model, with the reason."""
     if drafts and (problem := model.session().lookup_problem(drafts)):
         yield f"--prompt-lookup {drafts} has no effect: {problem}"

@@ -128,7 +128,7 @@ class Generation:
     def step(self, token: int) -> Iterator[Token]:
         """Feed a token, and drafts of the next ones; yield the tokens that are chosen, at least one.
 
-        When the iterator ends, the session holds all but the last one.
+        When the iterator ends, the session holds all except the last one.
         """
         drafts = self._drafts()
         began = perf_counter()

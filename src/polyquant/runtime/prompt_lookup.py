@@ -8,7 +8,7 @@ draft ends the pass, and the positions after it are dropped. So drafts affect th
 * Up to EXACT drafts, a pass is made of single steps as far as bits are concerned (Decoder.stepwise), and it is only
   used if the products of the model's matrices have the bits of single steps too (`rows_agree`). Then the answers are
   identical.
-* More drafts are faster, but the kernels for five and more tokens add in another order: logits differ in the last
+* More drafts are faster, but the kernels for five and more tokens add in a different order: logits differ in the last
   digits, so a near tie of two tokens can be decided differently, as in a batch of several sequences.
 
 The number of drafts follows from measured times of passes and from how often earlier drafts were right. Passes that
@@ -60,7 +60,7 @@ class PassTimes:
     def steps(self, tokens: int) -> float | None:
         """Return the time of a pass in single steps, None before a step was measured.
 
-        A pass of another length than measured ones is estimated from the nearest one.
+        Unmeasured numbers of tokens are estimated from the nearest measured one.
         """
         one = self._seconds.get(1)
         if one is None:
@@ -74,7 +74,7 @@ def _usual(tokens: int) -> float:
 
 
 class Steps:
-    """How often drafts after a match of some length were right: a moving average over drafted tokens."""
+    """The share of correct drafts after matches of some length: a moving average over drafted tokens."""
 
     def __init__(self, right: float) -> None:
         """right: the share to begin with."""
@@ -138,7 +138,7 @@ class PromptLookup:
         self._credit = min(self._credit + accepted + 1 - spent, _MOST_CREDIT)
 
     def _skip(self, tokens: int, *, lost: bool = False) -> None:
-        """Go on in the text that is followed; give it up after `_RESUMED` tokens, or if all drafts were wrong."""
+        """Advance in the passage that is followed; drop it after `_RESUMED` tokens, or if all drafts were wrong."""
         self._skipped += 1
         self._at = None if self._at is None or lost or self._skipped > _RESUMED else self._at + tokens
 
@@ -151,8 +151,8 @@ class PromptLookup:
         self._known = len(history)
 
     def _find(self, history: Sequence[int]) -> int | None:
-        """Return where the text probably continues: after the last match of its end, or of a text that was followed
-        until a token was changed."""
+        """Return the position of the likely next token: after the last match of the end of the history, or in the
+        passage that was followed until a token was changed."""
         for n in _GRAMS:
             start = self._next.get(tuple(history[-n:])) if len(history) >= n else None
             if start is not None and (n == _GRAMS[0] or self._at is None):

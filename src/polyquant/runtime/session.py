@@ -82,7 +82,7 @@ class Session:
         return 1 if turns or self.cache.recurrent else count
 
     def lookup_problem(self, drafts: int) -> str | None:
-        """Return why prompt lookup with so many drafts per pass is not used with this model; None if it is."""
+        """Return the reason why prompt lookup with `drafts` per pass is not used with this model; None if it is."""
         if self.cache.recurrent:
             return "the recurrent states of this model cannot drop drafted tokens"
         if drafts <= EXACT and not self.decoder.exact_passes:

@@ -1,4 +1,4 @@
-"""Where the time of a conversion goes: seconds and bytes of each phase, summed over its threads.
+"""Time of a conversion by phase: seconds and bytes of each phase, summed over its threads.
 
     with profiled() as profile:
         ...  # phases are entered anywhere in the process: with phase("read", nbytes):
@@ -95,12 +95,12 @@ class _Off:
 
 
 def phase(name: str, nbytes: int = 0) -> AbstractContextManager[_Phase | _Off]:
-    """Return a context manager that adds its time to a phase; `nbytes` of what it returns may be increased inside."""
+    """Return a context manager that adds its time to a phase; `nbytes` of the entered object may be increased."""
     return _Off() if _active is None else _Phase(_active, name, nbytes)
 
 
 def waited(threads: int, seconds: float, busy: float) -> None:
-    """Add the phase "idle": what so many threads did not spend in jobs. seconds: elapsed; busy: of all jobs."""
+    """Add the phase "idle": the time of `threads` threads outside of jobs. seconds: elapsed; busy: of all jobs."""
     if _active is not None:
         _active.threads = threads
         _active.add("idle", max(0.0, threads * seconds - busy))

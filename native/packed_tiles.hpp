@@ -124,6 +124,8 @@ void multiply_many(const PackedMatrix& w, size_t first, size_t last, const Activ
           alignas(64) float out[kPanelRows * kLaneWidth];
           const LaneVector x(a, vector);
           const size_t token = vector * kLaneWidth;
+          for (size_t t = token; t < a.tokens && t < token + kLaneWidth; ++t)  // each on a page of its own
+            __builtin_prefetch(y + t * stride + row_of<T>(w, v), 1);
           const size_t width = tile_of<T::sub, wide>(room + i * units, form, units, x, a.tokens - token, out);
           put_tile<T>(w, v, end, out, width, token, a.tokens, y, stride);
         }

@@ -222,6 +222,9 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
             [1.0],
         ),
     ],
+    "crc32": [lambda: (u8(100), 7)],
+    "narrow": [lambda: (f32(9), whole(np.uint16, 9), False), lambda: (f32(9), whole(np.uint16, 9), True)],
+    "widen": [lambda: (whole(np.uint16, 9), f32(9), False), lambda: (whole(np.uint16, 9), f32(9), True)],
     "pack_blocks": [
         lambda: (u8(6, 32), whole(np.uint16, 6, 1), u8(6, 18), 4, 8),
         lambda: (u8(6, 32), whole(np.uint16, 6, 2), u8(6, 24), 5, 0),

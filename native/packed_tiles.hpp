@@ -50,7 +50,15 @@ struct LaneVector {
         sum16(a.lanes.sum16 + vector * kLaneWidth * a.padded / 16),
         sum32(a.lanes.sum32 + vector * kLaneWidth * a.padded / 32),
         total16(a.lanes.total16 + vector * kLaneWidth * a.padded / 16) {}
+
+  PQ_INLINE void next_unit() {
+    q += kUnit * kLaneWidth, scale += 8 * kLaneWidth;
+    sum16 += 16 * kLaneWidth, sum32 += 8 * kLaneWidth, total16 += 16 * kLaneWidth;
+  }
 };
+
+// Results per row of a tile with these tokens.
+PQ_INLINE size_t width_of(size_t tokens) { return tokens <= 8 ? 8 : kLaneWidth; }
 
 PQ_INLINE __m256i eight_words(const int16_t* p) {
   return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -100,9 +108,35 @@ PQ_INLINE void fill_panel(const PackedMatrix& w, size_t v, size_t end, size_t un
 // would be read from L3 again for every eight rows.
 constexpr size_t kPanelBytes = 256 << 10, kLaneBytes = 384 << 10;
 
+// One vector of tokens uses each code once: a unit of a panel is unpacked, multiplied and forgotten.
+template <class T, bool wide>
+void multiply_vector(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  UnitOf<T, wide> unit;
+  Row<T> rows[kPanelRows];
+  const PanelForm form = form_of<T>(w, kRaise<T>);
+  const size_t each = table_floats<T>(w.cols), panel_bytes = kPanelRows / kLanes<T> * w.line_bytes;
+  float* const room = Tabled<T> ? table_scratch(kPanelRows * each) : nullptr;
+  for (size_t v = first; v < last; v += kPanelRows) {
+    for (size_t r = 0; r < kPanelRows; ++r) rows[r] = row_at<T>(w, v + r < last ? v + r : v, room + r * each);
+    alignas(64) float out[kPanelRows * kLaneWidth] = {};
+    LaneVector x(a, 0);
+    for (size_t u = 0; u * kUnit < a.padded; ++u, x.next_unit()) {
+      for (size_t r = 0; r < kPanelRows; ++r) {
+        for (size_t i = 0; r % kLanes<T> == 0 && i < kUnitBytes<T>; i += 64)  // of the next panel
+          _mm_prefetch(reinterpret_cast<const char*>(rows[r].line + u * kUnitBytes<T> + panel_bytes + i), _MM_HINT_T0);
+        take_unit(rows[r], u, w.cols, unit.row[r]);
+        raise_codes<T>(unit, r);
+      }
+      tile_of<T::sub, wide>(&unit, form, 1, x, a.tokens, out);
+    }
+    put_tile<T>(w, v, last, out, width_of(a.tokens), 0, a.tokens, y, stride);
+  }
+}
+
 template <class T, bool wide>
 void multiply_many(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
   static_assert(!wide || !T::offset || kCentre<T> != 0);
+  if (a.tokens <= kLaneWidth) return multiply_vector<T, wide>(w, first, last, a, y, stride);
   using Unit = UnitOf<T, wide>;
   const size_t units = a.padded / kUnit, vectors = (a.tokens + kLaneWidth - 1) / kLaneWidth;
   const auto fitting = [](size_t room, size_t each) { return room > each ? room / each : 1; };
@@ -126,8 +160,9 @@ void multiply_many(const PackedMatrix& w, size_t first, size_t last, const Activ
           const size_t token = vector * kLaneWidth;
           for (size_t t = token; t < a.tokens && t < token + kLaneWidth; ++t)  // each on a page of its own
             __builtin_prefetch(y + t * stride + row_of<T>(w, v), 1);
-          const size_t width = tile_of<T::sub, wide>(room + i * units, form, units, x, a.tokens - token, out);
-          put_tile<T>(w, v, end, out, width, token, a.tokens, y, stride);
+          std::memset(out, 0, sizeof out);
+          tile_of<T::sub, wide>(room + i * units, form, units, x, a.tokens - token, out);
+          put_tile<T>(w, v, end, out, width_of(a.tokens - token), token, a.tokens, y, stride);
         }
   }
 }

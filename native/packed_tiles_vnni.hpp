@@ -72,7 +72,7 @@ PQ_INLINE typename L::Ints start_of(const int16_t* totals, typename L::Ints minu
   return L::times(sum, minus);
 }
 
-// out [rows][tokens] = panel times one vector of tokens.
+// out [rows][tokens] += panel times one vector of tokens.
 template <class L, int span, bool offset>
 [[gnu::noinline]] void tile(const PanelUnit* p, size_t units, LaneVector a, PanelForm form, float* out) {
   using Ints = typename L::Ints;
@@ -81,7 +81,7 @@ template <class L, int span, bool offset>
   const Ints minus = L::all(-form.centre);
   Floats acc[kPanelRows];
   PQ_UNROLL
-  for (Floats& x : acc) x = L::all(0.0f);
+  for (size_t r = 0; r < kPanelRows; ++r) acc[r] = L::load(out + r * L::tokens);
   const float* sums = span == 16 ? a.sum16 : a.sum32;
   for (size_t u = 0; u < units; ++u, ++p)
     for (int g = 0; g < 8; ++g) {
@@ -127,7 +127,7 @@ template <class L>
   const Ints minus = L::all(-form.centre);
   Floats acc[kPanelRows];
   PQ_UNROLL
-  for (Floats& x : acc) x = L::all(0.0f);
+  for (size_t r = 0; r < kPanelRows; ++r) acc[r] = L::load(out + r * L::tokens);
   for (size_t u = 0; u < units; ++u, ++p)
     for (int s = 0; s < 2; ++s) {
       const Ints start = start_of<L, 128>(a.total16, minus);
@@ -155,10 +155,10 @@ template <class L>
   for (size_t r = 0; r < kPanelRows; ++r) L::store(out + r * L::tokens, acc[r]);
 }
 
-// Multiplies one vector of tokens, returns how many results per row `out` holds.
+// Multiplies one vector of tokens and adds to `out`, which has width_of(tokens) results per row.
 template <int span, bool wide>
-PQ_INLINE size_t tile_of(const PanelUnit* p, PanelForm form, size_t units, const LaneVector& a, size_t tokens,
-                         float* out) {
+PQ_INLINE void tile_of(const PanelUnit* p, PanelForm form, size_t units, const LaneVector& a, size_t tokens,
+                       float* out) {
   const auto all = [&]<class L>(L) {
     if constexpr (wide)
       wide_tile<L>(p, units, a, form, out);
@@ -166,7 +166,6 @@ PQ_INLINE size_t tile_of(const PanelUnit* p, PanelForm form, size_t units, const
       tile<L, span, true>(p, units, a, form, out);
     else
       tile<L, span, false>(p, units, a, form, out);
-    return size_t(L::tokens);
   };
-  return tokens <= 8 ? all(Eight{}) : all(Sixteen{});
+  tokens <= 8 ? all(Eight{}) : all(Sixteen{});
 }

@@ -132,7 +132,6 @@ template <int V, int span, bool offset, class Unit>
   constexpr int subs = 32 / span, steps = span / 4, count = steps < Unit::together ? steps : Unit::together,
                 R = span == 32 && (count == 8 || Unit::is_signed) ? 4 : 2, width = 8 * V;
   const __m256i ones = _mm256_set1_epi16(1), minus = _mm256_set1_epi32(-form.centre);
-  std::memset(out, 0, kPanelRows * width * sizeof(float));
   const float* sums = span == 16 ? a.sum16 : a.sum32;
   for (size_t u = 0; u < units; ++u, ++p)
     for (int g = 0; g < 8; ++g) {
@@ -193,7 +192,6 @@ template <int V, class Unit>
 [[gnu::noinline]] void wide_tile(const Unit* p, size_t units, LaneVector a, PanelForm form, float* out) {
   constexpr int R = 4, width = 8 * V;
   const __m256i ones = _mm256_set1_epi16(1), minus = _mm256_set1_epi32(-form.centre);
-  std::memset(out, 0, kPanelRows * width * sizeof(float));
   for (size_t u = 0; u < units; ++u, ++p)
     for (int s = 0; s < 2; ++s, a.q += 128 * kLaneWidth, a.scale += 4 * kLaneWidth, a.total16 += 8 * kLaneWidth) {
       __m256i start[V];
@@ -214,9 +212,9 @@ template <int V, class Unit>
     }
 }
 
-// Multiplies one vector of tokens, returns how many results per row `out` holds.
+// Multiplies one vector of tokens and adds to `out`, which has width_of(tokens) results per row.
 template <int span, bool wide, class Unit>
-PQ_INLINE size_t tile_of(const Unit* p, PanelForm form, size_t units, const LaneVector& a, size_t tokens, float* out) {
+PQ_INLINE void tile_of(const Unit* p, PanelForm form, size_t units, const LaneVector& a, size_t tokens, float* out) {
   const auto all = [&]<int V>(std::integral_constant<int, V>) {
     if constexpr (wide)
       wide_tile<V>(p, units, a, form, out);
@@ -224,9 +222,8 @@ PQ_INLINE size_t tile_of(const Unit* p, PanelForm form, size_t units, const Lane
       tile<V, span, true>(p, units, a, form, out);
     else
       tile<V, span, false>(p, units, a, form, out);
-    return size_t(8 * V);
   };
-  return tokens <= 8 ? all(std::integral_constant<int, 1>{}) : all(std::integral_constant<int, 2>{});
+  tokens <= 8 ? all(std::integral_constant<int, 1>{}) : all(std::integral_constant<int, 2>{});
 }
 
 #undef PQ_KEEP

@@ -9,8 +9,8 @@ A page runs in one bash, in an empty folder, from the first block to the last:
   test data and of the embedded models;
 * an HTML comment "not run: REASON" before a block: it is left out. Other comments do not count.
 
-A line of output is equal if it is after these changes: "..." stands for any text, a duration or a speed for any other,
-and a number with a decimal point for all within one percent. A command must succeed unless it prints an error or
+A line of output is equal if it is after these changes: "..." stands for any text, a duration, a speed or an instruction set
+for any other, and a number with a decimal point for all within one percent. A command must succeed unless it prints an error or
 findings. Port 8080 is replaced by a free one, a server in the background is ready before the next command, and the
 folder is called /models.
 """
@@ -121,9 +121,12 @@ VARIES = re.compile(
 )
 
 
+KERNELS = re.compile(r"AVX-512(?: VNNI)?|AVX2|SSE2|NEON")
+
+
 def differs(expected: str, found: str) -> bool:
     """True if the output is another one than the page has."""
-    expected, found = (VARIES.sub("<varies>", text.rstrip()) for text in (expected, found))
+    expected, found = (KERNELS.sub("<kernels>", VARIES.sub("<varies>", text.rstrip())) for text in (expected, found))
     pattern = re.escape(expected).replace(r"\.\.\.", "(?s:.*?)")
     numbers = re.findall(NUMBER, expected)
     for number in dict.fromkeys(numbers):

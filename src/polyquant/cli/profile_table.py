@@ -16,7 +16,7 @@ def print_profile(profile: Profile, seconds: float) -> None:
     columns = table("phase", ">seconds", ">share", ">bytes", ">per second")
     for entry in profile_json(profile, seconds)["phases"]:
         taken, nbytes = entry["seconds"], entry["bytes"]
-        rate = f"{size(nbytes / taken)}" if nbytes and taken else ""
+        rate = size(nbytes / taken) if nbytes and taken else ""
         columns.add_row(entry["phase"], f"{taken:.2f}", f"{100 * entry['share']:.1f} %", size(nbytes) if nbytes else "",
                         rate)  # fmt: skip
     columns.show()

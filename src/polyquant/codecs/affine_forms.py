@@ -247,10 +247,13 @@ def exact_msmodelslim(codec: Codec, shape: Shape) -> MsModelSlim | None:
     have = integers_of(codec)
     if len(shape) != 2 or have is None or have.ordered or have.zero == "bias":
         return None
-    if isinstance(codec, CompressedTensors) and codec.static and codec.bits == 8 and not (codec.group or codec.zeros):
-        return MsModelSlim("w8a8")
-    if isinstance(codec, CompressedTensors) and codec.dynamic and codec.bits == 8 and not (codec.group or codec.zeros):
-        return MsModelSlim("w8a8.dynamic")
+    if (
+        isinstance(codec, CompressedTensors)
+        and codec.bits == 8
+        and not (codec.group or codec.zeros)
+        and (codec.static or codec.dynamic)
+    ):
+        return MsModelSlim("w8a8" if codec.static else "w8a8.dynamic")
     narrow = have.bits <= 4 and codec.form is not Ternary and not isinstance(codec, ChatGLMInt)
     group = 0 if have.group == shape[1] else have.group
     if group and shape[1] % group:

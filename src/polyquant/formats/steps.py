@@ -116,7 +116,7 @@ class Step:
     def block_rows(self) -> int:
         """Rows per block of a streaming step."""
         lines = math.lcm(self.target.granule[0], self._together)
-        kept = self.action is Action.TRANSCODE and self.target.form is not Floats  # no float32, four times as large
+        kept = self.action is Action.TRANSCODE and self.target.form is not Floats  # without float32: twice as large
         weights = 2 * BLOCK_WEIGHTS if kept else BLOCK_WEIGHTS
         return max(1, weights // max(1, as_matrix(self.map.shape)[1] * lines)) * lines
 

@@ -118,6 +118,7 @@ class Listing:
     """The entries of the models, and the selection that is shown.
 
     opened: the keys of the open groups, or with `inverted` of the closed ones. parts: the components of each name.
+    summed: what orders the groups, by entry.
     """
 
     entries: tuple[Entry, ...]
@@ -134,6 +135,7 @@ class Listing:
     lines: list[Line] = field(default_factory=list)
     nbytes: int = 0
     parts: list[tuple[str, ...]] = field(default_factory=list)
+    summed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.parts = [tuple(map(intern, e.name.split("."))) for e in self.entries]
@@ -166,6 +168,7 @@ class Listing:
         if self.codec is not None:
             found = [i for i in found if self.codec in (self.entries[i].codec, self.entries[i].b_codec)]
         key = SORTS[self.sort]
+        self.summed = [*map(_SUMMED[self.sort], self.entries)] if self.sort in _SUMMED else []
         self.shown = list(found)
         if self.sort != "file order":
             self.shown.sort(key=lambda i: key(self, self.entries[i]), reverse=self.backwards)
@@ -223,9 +226,8 @@ class Listing:
             parts = self.parts[i]  # a name may end here: then it is the prefix of its group, and the only such name
             groups.setdefault(parts[used] if len(parts) > used else None, []).append(i)
         found = list(groups.values())
-        if self.sort in _SUMMED:
-            sums = _SUMMED[self.sort]
-            found.sort(key=lambda some: sum(sums(self.entries[i]) for i in some), reverse=not self.backwards)
+        if self.sort in _SUMMED and len(found) > 1:
+            found.sort(key=lambda some: sum(map(self.summed.__getitem__, some)), reverse=not self.backwards)
         for some in found:
             parts = self.parts[some[0]]
             if len(some) == 1:

@@ -93,7 +93,7 @@ def cli() -> None:
     """Open, check, compare, convert, quantize and run LLM weights: GGUF files, Trellis and msModelSlim folders, Hugging
     Face folders (float, GPTQ, AWQ, compressed-tensors, FP8, MXFP4, packed BitNet).
     """
-    from polyquant.cli.memory import keep_freed_memory
+    from polyquant.storage.allocator import keep_freed_memory
 
     keep_freed_memory()
 

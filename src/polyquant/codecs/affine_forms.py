@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyquant.codecs.affine_codec import AffineCodec, stored_codes, stored_table
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.codecs.compressed_tensors import CompressedTensors
-from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Tables, Verdict, keeps, resolved
+from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Tables, Verdict, keeps, once, resolved
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.read_only import ReadOnlyBlocks
 from polyquant.errors import CodecError
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 _BLOCK = code_streams.BLOCK
-_TABLE = 1 << 13
+_TABLE = 1 << 14
 """Scales of ggml blocks that are read at once."""
 _BLOCKS = {
     "q4_0": Integers(4, _BLOCK), "q4_1": Integers(4, _BLOCK, zero="bias"), "q5_0": Integers(5, _BLOCK),
@@ -167,11 +167,16 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
     have, want = integers_of(weight.codec), integers_of(target)
     if have is None or want is None or (target.form is Affine and not _takes(target, weight.shape)):
         return None
+    return _decided(weight, have, want, target.name)
+
+
+def _decided(weight: Weight, have: Integers, want: Integers, name: str) -> Verdict:
+    """The verdict for a target of this name."""
     matrix = as_matrix(weight.shape)
     general = keeps(have, want, matrix[1])
     if general.fate is Fate.IMPOSSIBLE or not general.conditions:
         return general
-    return resolved(general, have, want, _tables(weight, matrix))
+    return once(weight, name, lambda: resolved(general, have, want, _tables(weight, matrix)))
 
 
 def _tables(weight: Weight, matrix: tuple[int, int]) -> Iterator[Tables]:
@@ -277,19 +282,14 @@ def blocks_of(weight: Weight) -> str | None:
     """Return the smallest ggml type that holds this weight's codes, or None. Reads its scales and zero points."""
     best = None
     for name in as_blocks(weight.codec, weight.shape):
-        found = _verdict_named(weight, name)
+        have = integers_of(weight.codec)
+        assert have is not None
+        found = _decided(weight, have, _BLOCKS[name], name)
         if found.fate is Fate.EXACT:
             return name
         if found.fate is Fate.ROUNDED and best is None:
             best = name
     return best
-
-
-def _verdict_named(weight: Weight, name: str) -> Verdict:
-    have = integers_of(weight.codec)
-    assert have is not None
-    matrix = as_matrix(weight.shape)
-    return resolved(keeps(have, _BLOCKS[name], matrix[1]), have, _BLOCKS[name], _tables(weight, matrix))
 
 
 def recoded(codes: Affine, target: Codec) -> dict[str, NDArray[Any]]:

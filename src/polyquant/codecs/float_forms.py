@@ -23,7 +23,7 @@ from polyquant.codecs.ggml_fp4 import MXFP4, NVFP4
 from polyquant.codecs.ggml_nvfp4 import NVFP4_SCALED, NVFP4_SCALED_STATIC, ScaledNvfp4
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.hf_nvfp4 import HFNvfp4
-from polyquant.codecs.keeping import Fate, HoldsFloats, SmallFloats, Verdict, float_resolved, keeps
+from polyquant.codecs.keeping import Fate, HoldsFloats, SmallFloats, Verdict, float_resolved, keeps, once
 from polyquant.operations import Operation, Same
 from polyquant.ops import small_floats
 from polyquant.types import U8, Blocks, Codec, Parts, ScaledFloats, Shape, Weight, as_matrix
@@ -93,6 +93,11 @@ def verdict(weight: Weight, target: Codec) -> Verdict | None:
     general = keeps(have, want)
     if general.fate is Fate.IMPOSSIBLE or not general.conditions:
         return general
+    return once(weight, target.name, lambda: _decided(weight, general, want))
+
+
+def _decided(weight: Weight, general: Verdict, want: SmallFloats) -> Verdict | None:
+    """The verdict without conditions; reads all scales."""
     n, k = as_matrix(weight.shape)
     lines = math.lcm(*(line for line in _lines(weight.codec).values() if line))
     size = max(1, _CHUNK // max(1, k * lines)) * lines

@@ -12,10 +12,12 @@ scales and zero points of a weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -313,6 +315,34 @@ def _held(values: F32, kind: str) -> bool:
     if kind in _BYTES:
         return bool(np.isin(values, small_floats.values(kind)).all())
     return _fits(values, kind)
+
+
+_V = TypeVar("_V")
+_KNOWN: ContextVar[dict[tuple[int, str], tuple[object, Any]] | None] = ContextVar("verdicts", default=None)
+
+
+@contextmanager
+def verdicts_kept() -> Iterator[None]:
+    """Within the block, decide each weight and target once: a plan asks several times, and each answer reads all
+    scales. Weights must not change meanwhile.
+    """
+    token = _KNOWN.set({})
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def once(weight: object, target: str, decide: Callable[[], _V]) -> _V:
+    """decide(), or its answer for this weight and target earlier in a block of `verdicts_kept`."""
+    known = _KNOWN.get()
+    if known is None:
+        return decide()
+    key = id(weight), target
+    if key not in known:
+        known[key] = weight, decide()  # the weight is kept, so that its id stays its own
+    answer: _V = known[key][1]
+    return answer
 
 
 def float_resolved(verdict: Verdict, want: SmallFloats, codes: ScaledFloats) -> Verdict:

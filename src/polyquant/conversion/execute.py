@@ -22,6 +22,7 @@ from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.sizes import memory_bytes
 from polyquant.formats.steps import Progress
 from polyquant.ops import native
+from polyquant.storage.allocator import keep_freed_memory
 from polyquant.storage.locations import RemotePath, located
 from polyquant.storage.parts import staged_part
 from polyquant.storage.remote.spooled import staged_spooled
@@ -70,6 +71,7 @@ def execute(
     finite), OSError from the disk.
     """
     target, started = located(dst), time.monotonic()
+    keep_freed_memory()
     refuse_shared(target, part, engine)
     refuse_target(target, None if plan.source.in_memory else plan.source.path, overwrite=overwrite)
     tasks = whole(plan) if part is None else shares(plan, part.count)[part.number - 1]

@@ -18,6 +18,7 @@ import numpy as np
 from polyquant.calibration.importance import unreached, unreached_notice
 from polyquant.capabilities import Fitted, MaybeIntegers, MayOnlyRead, claims
 from polyquant.codecs.affine_forms import unchanged
+from polyquant.codecs.keeping import verdicts_kept
 from polyquant.codecs.ternary import refuse_several, ternarize, used_scales
 from polyquant.conversion.notices import mixed_stacks, rule_notices, substitutes
 from polyquant.conversion.order import model_order
@@ -49,6 +50,7 @@ __all__ = ["make_plan"]
 _WEIGHTS_AT_ONCE = 1 << 20
 
 
+@verdicts_kept()
 def make_plan(
     source: Checkpoint,
     carry: Callable[[Checkpoint], Translation],

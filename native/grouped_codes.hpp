@@ -20,6 +20,23 @@ PQ_INLINE Nibbles in_order(const B32& even, const B32& odd) {
           B32(_mm256_unpackhi_epi8(__m256i(even), __m256i(odd)))};
 }
 
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+// 16 bytes of each of sixteen lines, group g: byte j is columns 2 j, in its low nibble, and 2 j + 1.
+template <class F>
+PQ_INLINE void put_adjacent(const SixteenLines& b, RowPanel& p, int g, const F& code) {
+  __m512i low[4], high[4];
+  b.load(low);
+  PQ_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const __m512i even = code(field64(low[i], 0, 15)), odd = code(field64(low[i], 4, 15));
+    low[i] = _mm512_unpacklo_epi8(even, odd), high[i] = _mm512_unpackhi_epi8(even, odd);
+  }
+  in_quads(low), in_quads(high);
+  PQ_UNROLL
+  for (int j = 0; j < 4; ++j) p.put(g, j, low[j]), p.put(g, 4 + j, high[j]);
+}
+#endif
+
 // 16 codes of 3, 5 or 6 bits from p, and 16 from q. Each is in two bytes, moved to a 16-bit lane; a multiplication
 // moves it to the top.
 template <int bits>
@@ -111,6 +128,12 @@ struct GroupedCodes {
     const Nibbles n = in_order(x & 15, field<4>(x, 15));
     return _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(n.low)), __m256i(n.high), 1);
   }
+
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p)
+    requires(bits == 4)
+  {
+    for (int g = 0; g < 8; ++g) put_adjacent(b.from(size_t(16 * g)), p, g, same_codes);
+  }
 #endif
 };
 
@@ -124,6 +147,13 @@ struct GroupedFp4 {
   static constexpr size_t slack = 0;
   static constexpr float shift = 0;
   static constexpr bool offset = true, wide = false, paired = true, whole = false, halved = true;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+    for (int g = 0; g < 8; ++g)
+      put_adjacent(b.from(size_t(16 * g)), p, g, [](__m512i x) { return look_up64<0>(kRaisedE2m1, x); });
+  }
+#endif
 
   PQ_INLINE static void take(const uint8_t* b, Codes& c) {
 #if defined(__AVX2__)

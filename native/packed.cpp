@@ -108,9 +108,9 @@ uint8_t* Room::at_least(size_t bytes) {
 
 void Room::Free::operator()(uint8_t* p) const { std::free(p); }
 
-size_t rows_of_a_chunk(const PackedMatrix& w, size_t tokens, size_t share) {
-  const size_t group = tokens > kFewTokens ? 8 : w.lanes, line = w.line_bytes / w.lanes + 1;
-  return std::max<size_t>(1, std::max(kLeastBytes, share) / line / group) * group;
+size_t rows_of_a_chunk(const PackedMatrix& w, size_t share) {
+  const size_t together = std::max(kLeastBytes, share) / (w.line_bytes / w.lanes + 1);
+  return std::max<size_t>(1, together / kRowsTogether) * kRowsTogether;
 }
 
 size_t share_of_a_chunk(size_t bytes) { return bytes / (kChunks * size_t(get_threads())); }
@@ -200,7 +200,7 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   for (size_t j = 0; j < jobs.size(); ++j) {
     const PackedMatrix& w = *jobs[j].matrix;
     integers = integers || jobs[j].integers(rounding);
-    const size_t step = rows_of_a_chunk(w, tokens, share_of_a_chunk(bytes));
+    const size_t step = rows_of_a_chunk(w, share_of_a_chunk(bytes));
     for (size_t first = 0; first < w.rows; first += step) pieces.push_back({j, first, std::min(w.rows, first + step)});
   }
   Activations a{};

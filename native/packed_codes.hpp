@@ -14,6 +14,10 @@
 
 #if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are only passed between inlined functions
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // of GCC 12, in its own intrinsics
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #endif
 
 #include "half.hpp"
@@ -62,6 +66,16 @@ PQ_INLINE float half_at(const uint8_t* p) {
 // The fp16 fields at the start of eight blocks.
 template <int stride>
 PQ_INLINE F8 halves8(const uint8_t* b) {
+#if defined(__AVX512BW__)
+  if constexpr (stride % 2 == 0 && stride >= 16 &&
+                stride <= 20) {  // the fields are in 64 bytes from b and from block 4
+    constexpr auto at = [](int i) { return short(i < 4 ? i * stride / 2 : 32 + (i - 4) * stride / 2); };
+    const __m512i which =
+        _mm512_castsi128_si512(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)));
+    const __m512i all = _mm512_permutex2var_epi16(_mm512_loadu_si512(b), which, _mm512_loadu_si512(b + 4 * stride));
+    return F8(_mm256_cvtph_ps(_mm512_castsi512_si128(all)));
+  }
+#endif
 #if defined(__F16C__)
   const auto h = [b](int i) { return short(load<uint16_t>(b + i * stride)); };
   return F8(_mm256_cvtph_ps(_mm_setr_epi16(h(0), h(1), h(2), h(3), h(4), h(5), h(6), h(7))));
@@ -176,11 +190,86 @@ struct Scales {
 };
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+
+// A unit of sixteen rows: four adjacent columns of every row side by side, and the scales of sub-blocks.
+struct RowPanel {
+  alignas(64) int8_t q[8][8][64];          // [group of 32][quad][row][4]
+  alignas(64) float d[16][16], m[16][16];  // [sub-block][row]
+
+  // Codes of columns 4 j ... 4 j + 3 of a group; signed ones are raised by 128.
+  PQ_INLINE void put(int group, int j, __m512i codes) { _mm512_store_si512(q[group][j], codes); }
+};
+
+// Four registers, each of four rows of 16 bytes: lane l of register i is row 4 l + i. -> register j holds the four
+// bytes from 4 j on of every row.
+PQ_INLINE void in_quads(__m512i (&x)[4]) {
+  const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+  const __m512i c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+  x[0] = _mm512_unpacklo_epi64(a, c), x[1] = _mm512_unpackhi_epi64(a, c);
+  x[2] = _mm512_unpacklo_epi64(b, d), x[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+// Sixteen lines, `stride` bytes apart: three registers and four pointers reach all.
+struct SixteenLines {
+  const uint8_t* first;
+  size_t stride;
+
+  PQ_INLINE SixteenLines from(size_t byte) const { return {first + byte, stride}; }
+
+  // 16 bytes of each line, in the order that `in_quads` takes.
+  PQ_INLINE void load(__m512i (&x)[4]) const {
+    const size_t four = 4 * stride, twelve = 12 * stride;
+    PQ_UNROLL
+    for (size_t i = 0; i < 4; ++i) {
+      const uint8_t* const line = first + i * stride;
+      const auto at = [&](size_t n) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(line + n)); };
+      x[i] = _mm512_castsi128_si512(at(0));
+      x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x00f0, at(four));
+      x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x0f00, at(2 * four));
+      x[i] = _mm512_mask_broadcast_i32x4(x[i], 0xf000, at(twelve));
+    }
+  }
+};
+
+// (x >> shift) & mask, bytewise; mask < 256 >> shift
+PQ_INLINE __m512i field64(__m512i x, unsigned shift, int mask) {
+  return _mm512_and_si512(shift ? _mm512_srli_epi16(x, shift) : x, _mm512_set1_epi8(char(mask)));
+}
+
+// table[x] + raise for x in 0 ... 15
+template <int raise>
+PQ_INLINE __m512i look_up64(const int8_t* table, __m512i x) {
+  const __m512i all = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  return _mm512_shuffle_epi8(_mm512_add_epi8(all, _mm512_set1_epi8(char(raise))), x);
+}
+
+// 16 bytes of each line: low nibbles are 16 columns from quad `low` % 8 of group `low` / 8 on, high ones from `high`.
+// code(x): the codes of nibbles.
+template <class F>
+PQ_INLINE void put_nibbles(const SixteenLines& b, RowPanel& p, int low, int high, const F& code) {
+  __m512i x[4];
+  b.load(x);
+  in_quads(x);
+  PQ_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    p.put(low / 8, low % 8 + j, code(field64(x[j], 0, 15)));
+    p.put(high / 8, high % 8 + j, code(field64(x[j], 4, 15)));
+  }
+}
+
 // 32 bytes -> their low nibbles, then their high nibbles.
 PQ_INLINE __m512i nibbles64(__m256i bytes) {
   const __m512i shift = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
   return _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(bytes), shift), _mm512_set1_epi8(15));
 }
+
+PQ_INLINE __m512i same_codes(__m512i x) { return x; }
+
+// The first byte of each of sixteen 32-bit elements, four times: indices for a bytewise shuffle.
+PQ_INLINE __m512i first_bytes() {
+  return _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+}
+
 #endif
 
 // ---------------------------------------------------------------- legacy types: small blocks start with fp16 scales
@@ -207,6 +296,25 @@ struct NibbleCodes {
     }
     return codes;
   }
+
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+    const __m512i lines = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                                             _mm512_set1_epi32(int(b.stride)));
+    for (int g = 0; g < 8; ++g) {
+      put_nibbles(b.from(size_t(g * bytes + start)), p, 8 * g, 8 * g + 4, same_codes);
+      if constexpr (fifth) {  // bit i of four bytes is that of column i
+        const __m512i bits = _mm512_i32gather_epi32(lines, b.first + g * bytes + high, 1);
+        PQ_UNROLL
+        for (int j = 0; j < 8; ++j) {
+          const __m512i byte =
+              _mm512_shuffle_epi8(bits, _mm512_add_epi32(first_bytes(), _mm512_set1_epi8(char(j / 2))));
+          const __mmask64 there = _mm512_test_epi8_mask(byte, _mm512_set1_epi32(j % 2 ? int(0x80402010) : 0x08040201));
+          const __m512i codes = _mm512_load_si512(p.q[g][j]);
+          p.put(g, j, _mm512_mask_add_epi8(codes, there, codes, _mm512_set1_epi8(16)));
+        }
+      }
+    }
+  }
 #endif
 
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
@@ -232,8 +340,22 @@ template <int head>
 struct ByteCodes {
   static constexpr int block = 32, bytes = head + 32, sub = 32, top = 0;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
+  PQ_INLINE static Scales scales(const uint8_t* b) { return {halves8<bytes>(b), F8{}}; }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+    for (int k = 0; k < 16; ++k) {
+      __m512i x[4];
+      b.from(size_t(k / 2 * bytes + head + k % 2 * 16)).load(x);
+      in_quads(x);
+      PQ_UNROLL
+      for (int j = 0; j < 4; ++j) p.put(k / 2, k % 2 * 4 + j, _mm512_xor_si512(x[j], _mm512_set1_epi8(-128)));
+    }
+  }
+#endif
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    c.set_d(0, halves8<bytes>(b));
+    c.set_d(0, scales(b).d);
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) c.set(g, load32(b + g * bytes + head));
   }
@@ -357,6 +479,13 @@ struct Q4_KCodes {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   // Codes of groups g and g + 1.
   PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) { return nibbles64(__m256i(load32(b + 16 + 16 * g))); }
+
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+    for (int k = 0; k < 8; ++k) {
+      const int at = k / 2 * 16 + k % 2 * 4;
+      put_nibbles(b.from(size_t(16 + 16 * k)), p, at, at + 8, same_codes);
+    }
+  }
 #endif
 
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
@@ -385,6 +514,24 @@ struct Q5_KCodes {
     const __mmask64 fifth = _mm512_test_epi8_mask(_mm512_broadcast_i64x4(__m256i(load32(b + 16))), bits);
     return _mm512_mask_add_epi8(codes, fifth, codes, _mm512_set1_epi8(16));
   }
+
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+    for (int k = 0; k < 8; ++k) {
+      const int at = k / 2 * 16 + k % 2 * 4;
+      put_nibbles(b.from(size_t(48 + 16 * k)), p, at, at + 8, same_codes);
+    }
+    for (int k = 0; k < 2; ++k) {  // bit g of each byte is the fifth bit of group g
+      __m512i bits[4];
+      b.from(size_t(16 + 16 * k)).load(bits);
+      in_quads(bits);
+      for (int g = 0; g < 8; ++g) PQ_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const __m512i codes = _mm512_load_si512(p.q[g][4 * k + j]);
+        const __mmask64 there = _mm512_test_epi8_mask(bits[j], _mm512_set1_epi8(char(1 << g)));
+        p.put(g, 4 * k + j, _mm512_mask_add_epi8(codes, there, codes, _mm512_set1_epi8(16)));
+      }
+    }
+  }
 #endif
 
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
@@ -402,14 +549,41 @@ struct Q5_KCodes {
 struct Q6_KCodes {
   static constexpr int block = 256, bytes = 210, zero = 32, sub = 16, top = 63;
   static constexpr bool offset = true, wide = false, paired = false, whole = true;
+  PQ_INLINE static Scales scales(const uint8_t* b, int e) {
+    const F8 d = signed_floats8(load<uint64_t>(b + 192 + 8 * e)) * half_at(b + 208);
+    return {d, d * -32.0f};
+  }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+    for (int h = 0; h < 2; ++h)
+      for (int k = 0; k < 2; ++k) {
+        __m512i x[4], y[4], top2[4];
+        b.from(size_t(64 * h + 16 * k)).load(x);
+        b.from(size_t(64 * h + 32 + 16 * k)).load(y);
+        b.from(size_t(128 + 32 * h + 16 * k)).load(top2);
+        in_quads(x), in_quads(y), in_quads(top2);
+        PQ_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          const int at = 4 * k + j;
+          const __m512i t = top2[j];
+          p.put(4 * h, at, _mm512_or_si512(field64(x[j], 0, 15), _mm512_slli_epi16(field64(t, 0, 3), 4)));
+          p.put(4 * h + 1, at, _mm512_or_si512(field64(y[j], 0, 15), _mm512_slli_epi16(field64(t, 0, 12), 2)));
+          p.put(4 * h + 2, at, _mm512_or_si512(field64(x[j], 4, 15), field64(t, 0, 48)));
+          p.put(4 * h + 3, at, _mm512_or_si512(field64(y[j], 4, 15), field64(t, 2, 48)));
+        }
+      }
+  }
+#endif
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
 #if defined(__AVX2__)
     c.set_whole(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 192)), half_at(b + 208));
 #endif
     for (int e = 0; e < 2; ++e) {
-      const F8 d = signed_floats8(load<uint64_t>(b + 192 + 8 * e)) * half_at(b + 208);
-      c.set_d(e, d);
-      c.set_m(e, d * -32.0f);
+      const Scales s = scales(b, e);
+      c.set_d(e, s.d);
+      c.set_m(e, s.m);
     }
     for (int h = 0; h < 2; ++h) {
       const B32 x = load32(b + 64 * h), y = load32(b + 64 * h + 32), top2 = load32(b + 128 + 32 * h);
@@ -599,8 +773,18 @@ alignas(16) constexpr int8_t kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -
 struct Iq4NlCodes {
   static constexpr int block = 32, bytes = 18, sub = 32, top = 0;
   static constexpr bool offset = false, wide = false, paired = true, whole = false;
+  PQ_INLINE static Scales scales(const uint8_t* b) { return {halves8<18>(b), F8{}}; }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+    for (int g = 0; g < 8; ++g)
+      put_nibbles(b.from(size_t(18 * g + 2)), p, 8 * g, 8 * g + 4,
+                  [](__m512i x) { return look_up64<128>(kLevels4, x); });
+  }
+#endif
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    c.set_d(0, halves8<18>(b));
+    c.set_d(0, scales(b).d);
     PQ_UNROLL
     for (int g = 0; g < 8; g += 2) {
       const B32 x = two16(b + 18 * g + 2, b + 18 * g + 20);
@@ -613,11 +797,23 @@ struct Iq4NlCodes {
 struct Iq4XsCodes {
   static constexpr int block = 256, bytes = 136, sub = 32, top = 0;
   static constexpr bool offset = false, wide = false, paired = true, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+  PQ_INLINE static Scales scales(const uint8_t* b) {
     const I8x eight = {0, 1, 2, 3, 4, 5, 6, 7}, low = I8x{} + int32_t(load<uint32_t>(b + 4)),
               high = I8x{} + load<uint16_t>(b + 2);
-    const I8x scales = (low >> (4 * eight) & 15) | (high >> (2 * eight) & 3) << 4;
-    c.set_d(0, (to_floats(scales) - 32.0f) * half_at(b));
+    const I8x whole_scales = (low >> (4 * eight) & 15) | (high >> (2 * eight) & 3) << 4;
+    return {(to_floats(whole_scales) - 32.0f) * half_at(b), F8{}};
+  }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+    for (int g = 0; g < 8; ++g)
+      put_nibbles(b.from(size_t(8 + 16 * g)), p, 8 * g, 8 * g + 4,
+                  [](__m512i x) { return look_up64<128>(kLevels4, x); });
+  }
+#endif
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    c.set_d(0, scales(b).d);
     PQ_UNROLL
     for (int g = 0; g < 8; g += 2) {
       const B32 x = load32(b + 8 + 16 * g);
@@ -630,12 +826,24 @@ struct Iq4XsCodes {
 struct Mxfp4Codes {
   static constexpr int block = 32, bytes = 17, sub = 32, top = 0, least = -12;
   static constexpr bool offset = false, wide = false, paired = true, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+  PQ_INLINE static Scales scales(const uint8_t* b) {
     uint64_t exponents = 0;
     for (int g = 0; g < 8; ++g) exponents |= uint64_t(b[17 * g]) << (8 * g);
     const I8x e = ints8(exponents);  // half of 2^(e - 127): the codes count halves
     const I8x tiny = e < 2, subnormal = (e + 1) * 0x00200000, normal = (e - 1) << 23;
-    c.set_d(0, F8((tiny & subnormal) | (~tiny & normal)));
+    return {F8((tiny & subnormal) | (~tiny & normal)), F8{}};
+  }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+    for (int g = 0; g < 8; ++g)
+      put_nibbles(b.from(size_t(17 * g + 1)), p, 8 * g, 8 * g + 4,
+                  [](__m512i x) { return look_up64<128>(kTwiceE2m1, x); });
+  }
+#endif
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    c.set_d(0, scales(b).d);
     PQ_UNROLL
     for (int g = 0; g < 8; g += 2) {
       const B32 x = two16(b + 17 * g + 1, b + 17 * g + 18);
@@ -719,6 +927,21 @@ struct Tq1Codes {
 struct Tq2Codes {
   static constexpr int block = 256, bytes = 66, sub = 32, top = 3, centre = 1;
   static constexpr bool offset = true, wide = true, paired = false, whole = false;
+  PQ_INLINE static Scales scales(const uint8_t* b) { return {all(half_at(b + 64)), F8{}}; }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+    for (int k = 0; k < 4; ++k) {
+      __m512i x[4];
+      b.from(size_t(16 * k)).load(x);
+      in_quads(x);
+      PQ_UNROLL
+      for (int j = 0; j < 4; ++j) PQ_UNROLL
+      for (int g = 0; g < 4; ++g) p.put(k / 2 * 4 + g, k % 2 * 4 + j, field64(x[j], unsigned(2 * g), 3));
+    }
+  }
+#endif
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     one_scale(half_at(b + 64), c);
     PQ_UNROLL

@@ -174,8 +174,8 @@ void multiply_experts(const PackedExperts& w, const float* x, size_t inputs, con
     size_t at = 0;
     const SideBySide side = lanes.q && c.count > kFewTokens ? lanes_from(lanes, c.vector, in.a.padded) : SideBySide{};
     for (const PackedJob& job : w.jobs.subspan(c.expert * w.matrices, w.matrices)) {
-      const size_t step =
-          std::min(rows_of_a_chunk(*job.matrix, c.count, share / c.count), kMostOutputs / c.count / 8 * 8 + 8);
+      const size_t step = std::min(rows_of_a_chunk(*job.matrix, share / c.count),
+                                   kMostOutputs / c.count / kRowsTogether * kRowsTogether + kRowsTogether);
       for (size_t first = 0; first < job.matrix->rows; first += step)
         plan.pieces.push_back({&job, plan.order.data() + c.first, c.first, c.count, first,
                                std::min(job.matrix->rows, first + step), at, side});

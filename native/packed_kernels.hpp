@@ -466,6 +466,9 @@ PQ_INLINE __m256i four(const int8_t* a) {
 }
 
 #include "packed_tiles.hpp"
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#include "packed_rows_vnni.hpp"
+#endif
 
 template <class T, bool wide>
 void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
@@ -486,6 +489,10 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
     if (a.tokens == 4) rows_times<T, 2, wide>(w, first, last, a, 2, y, stride);
     return;
   }
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  if constexpr (Sixteen<T>)
+    if (a.tokens <= kMostSixteen) return multiply_sixteen<T, wide>(w, first, last, a, y, stride);
+#endif
   multiply_many<T, wide>(w, first, last, a, y, stride);
 }
 

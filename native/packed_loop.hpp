@@ -25,11 +25,14 @@ class Room {
 // Maximum number of tokens multiplied row by row, which reads Activations::paired.
 constexpr size_t kFewTokens = 4;
 
+// Chunks of a matrix are multiples of these rows, except the last.
+constexpr size_t kRowsTogether = 16;
+
 // Eight chunks per thread: few enough for long sequential reads, enough that an interrupted thread delays the others
 // little.
 constexpr size_t kChunks = 8, kLeastBytes = 16 << 10;
 size_t share_of_a_chunk(size_t bytes);
-size_t rows_of_a_chunk(const PackedMatrix& w, size_t tokens, size_t share);
+size_t rows_of_a_chunk(const PackedMatrix& w, size_t share);
 
 // Rounds x [tokens, cols] to int8, in thread-local memory that the next call overwrites. in_pairs: with
 // Activations::paired.

@@ -21,7 +21,7 @@ PQ_INLINE void raise_codes(PanelUnit& p, size_t r) {
 }
 
 // Registers of 16 tokens, and of eight.
-struct Sixteen {
+struct SixteenTokens {
   using Ints = __m512i;
   using Floats = __m512;
   static constexpr int tokens = 16;
@@ -38,7 +38,7 @@ struct Sixteen {
   static PQ_INLINE Floats add(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }
   static PQ_INLINE void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
 };
-struct Eight {
+struct EightTokens {
   using Ints = __m256i;
   using Floats = __m256;
   static constexpr int tokens = 8;
@@ -167,5 +167,5 @@ PQ_INLINE void tile_of(const PanelUnit* p, PanelForm form, size_t units, const L
     else
       tile<L, span, false>(p, units, a, form, out);
   };
-  tokens <= 8 ? all(Eight{}) : all(Sixteen{});
+  tokens <= 8 ? all(EightTokens{}) : all(SixteenTokens{});
 }

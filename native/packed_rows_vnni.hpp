@@ -1,0 +1,232 @@
+// Products of a few tokens with VNNI: lane l of every vector belongs to row l of sixteen. A unit of the rows is
+// unpacked to a panel that stays in L1, four adjacent columns of every row side by side, and the activations are
+// broadcast. Sums have the order of packed_tiles.hpp: results are the same bits for any number of tokens. Included by
+// packed_kernels.hpp.
+
+// With more tokens a panel of packed_tiles.hpp is as fast.
+constexpr size_t kMostSixteen = 12;
+
+// Types that unpack a unit of sixteen lines at once.
+template <class T>
+concept Sixteen = requires(SixteenLines b, RowPanel& p) { T::sixteen(b, p); };
+
+// Some tokens' activations of one unit, and -centre times the sums of their codes per `span` columns.
+struct FewTokens {
+  const int8_t* q;
+  const float *scale, *sums;
+  const int32_t* start;
+  size_t columns, blocks, subs, starts;  // from one token to the next
+
+  PQ_INLINE FewTokens at(size_t token, size_t unit, size_t unit_subs, size_t unit_starts) const {
+    FewTokens some = *this;
+    some.q += token * columns + unit * kUnit, some.scale += token * blocks + unit * 8;
+    some.sums += token * subs + unit * unit_subs, some.start += token * starts + unit * unit_starts;
+    return some;
+  }
+};
+
+// acc += the products of 32 columns of the panel with four adjacent codes of a token at a time.
+template <int from, int count>
+PQ_INLINE __m512i quads_times(__m512i acc, const __m512i (&w)[8], const int8_t* q) {
+  PQ_UNROLL
+  for (int j = from; j < from + count; ++j) {
+    int32_t four;
+    std::memcpy(&four, q + 4 * j, 4);
+    acc = _mm512_dpbusd_epi32(acc, w[j], _mm512_set1_epi32(four));
+  }
+  return acc;
+}
+
+PQ_INLINE void load_quads(const RowPanel& p, int group, __m512i (&w)[8]) {
+  PQ_UNROLL
+  for (int j = 0; j < 8; ++j) w[j] = _mm512_load_si512(p.q[group][j]);
+}
+
+// out [N tokens][16 rows] += a unit of the panel times the tokens.
+template <int sub, bool offset, int N>
+[[gnu::noinline]] void few_times(const RowPanel& p, const FewTokens& a, float* out) {
+  constexpr int subs = 32 / sub;
+  __m512 acc[N];
+  PQ_UNROLL
+  for (int n = 0; n < N; ++n) acc[n] = _mm512_load_ps(out + 16 * n);
+  for (int g = 0; g < 8; ++g) {
+    __m512i w[8];
+    load_quads(p, g, w);
+    PQ_UNROLL
+    for (int n = 0; n < N; ++n) {
+      const int8_t* q = a.q + size_t(n) * a.columns + 32 * g;
+      const int32_t* start = a.start + size_t(n) * a.starts + subs * g;
+      __m512i dot = quads_times<0, 8 / subs>(_mm512_set1_epi32(start[0]), w, q);
+      __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_load_ps(p.d[subs * g]));
+      if constexpr (subs == 2) {
+        dot = quads_times<4, 4>(_mm512_set1_epi32(start[1]), w, q);
+        product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_load_ps(p.d[2 * g + 1]), product);
+      }
+      acc[n] = _mm512_fmadd_ps(product, _mm512_set1_ps(a.scale[size_t(n) * a.blocks + size_t(g)]), acc[n]);
+    }
+    if constexpr (offset) {
+      for (int h = subs * g; h < subs * (g + 1); ++h) {
+        const __m512 m = _mm512_load_ps(p.m[h]);
+        PQ_UNROLL
+        for (int n = 0; n < N; ++n)
+          acc[n] = _mm512_fmadd_ps(m, _mm512_set1_ps(a.sums[size_t(n) * a.subs + size_t(h)]), acc[n]);
+      }
+    }
+  }
+  PQ_UNROLL
+  for (int n = 0; n < N; ++n) _mm512_store_ps(out + 16 * n, acc[n]);
+}
+
+// As above, with one scale per 128 columns of the panel and of the tokens.
+template <int N>
+[[gnu::noinline]] void few_wide(const RowPanel& p, const FewTokens& a, float* out) {
+  for (int s = 0; s < 2; ++s) {
+    __m512i dot[N];
+    PQ_UNROLL
+    for (int n = 0; n < N; ++n) dot[n] = _mm512_set1_epi32(a.start[size_t(n) * a.starts + size_t(s)]);
+    for (int g = 4 * s; g < 4 * s + 4; ++g) {
+      __m512i w[8];
+      load_quads(p, g, w);
+      PQ_UNROLL
+      for (int n = 0; n < N; ++n) dot[n] = quads_times<0, 8>(dot[n], w, a.q + size_t(n) * a.columns + 32 * g);
+    }
+    const __m512 d = _mm512_load_ps(p.d[4 * s]);
+    PQ_UNROLL
+    for (int n = 0; n < N; ++n) {
+      const __m512 scale = _mm512_set1_ps(a.scale[size_t(n) * a.blocks + size_t(4 * s)]);
+      _mm512_store_ps(out + 16 * n, _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[n]), d), scale,
+                                                    _mm512_load_ps(out + 16 * n)));
+    }
+  }
+}
+
+// At most eight tokens.
+template <int sub, bool offset, bool wide>
+PQ_INLINE void few_tokens(const RowPanel& p, const FewTokens& a, size_t tokens, float* out) {
+  const auto times = [&]<int N>() {
+    if constexpr (wide)
+      few_wide<N>(p, a, out);
+    else
+      few_times<sub, offset, N>(p, a, out);
+  };
+  switch (tokens) {
+    case 1:
+      return times.template operator()<1>();
+    case 2:
+      return times.template operator()<2>();
+    case 3:
+      return times.template operator()<3>();
+    case 4:
+      return times.template operator()<4>();
+    case 5:
+      return times.template operator()<5>();
+    case 6:
+      return times.template operator()<6>();
+    case 7:
+      return times.template operator()<7>();
+    default:
+      return times.template operator()<8>();
+  }
+}
+
+// Transposes the scales of eight rows -> eight vectors of 16 rows, of which `half` is written.
+PQ_INLINE void put_scales(__m256i (&rows)[8], float (*to)[16], int half) {
+  transpose8(rows);
+  PQ_UNROLL
+  for (int i = 0; i < 8; ++i) _mm256_store_si256(reinterpret_cast<__m256i*>(to[i] + 8 * half), rows[i]);
+}
+
+// scales(row, e): scales and offsets of sub-blocks 8 e ... 8 e + 7 of the unit.
+template <int sub, class F>
+PQ_INLINE void put_all_scales(RowPanel& p, bool offset, const F& scales) {
+  for (int half = 0; half < 2; ++half)
+    for (int e = 0; e < 32 / sub; ++e) {
+      __m256i d[8], m[8];
+      PQ_UNROLL
+      for (int r = 0; r < 8; ++r) {
+        const Scales s = scales(size_t(8 * half + r), e);
+        d[r] = __m256i(s.d), m[r] = __m256i(s.m);
+      }
+      put_scales(d, p.d + 8 * e, half);
+      if (offset) put_scales(m, p.m + 8 * e, half);
+    }
+}
+
+// -centre * sums of `span` codes: out [tokens][padded / span].
+template <int span>
+PQ_INLINE void put_starts(const Activations& a, int centre, int32_t* out) {
+  const __m256i ones = _mm256_set1_epi8(1);
+  for (const int8_t *q = a.q, *end = q + a.tokens * a.padded; q != end; q += 128) {
+    alignas(32) int32_t sums[32];
+    for (int i = 0; i < 4; ++i)
+      _mm256_store_si256(reinterpret_cast<__m256i*>(sums) + i,
+                         _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, bytes32(q + 32 * i)));
+    PQ_UNROLL
+    for (int i = 0; i < 32; i += span / 4) {
+      int32_t sum = 0;
+      PQ_UNROLL
+      for (int j = 0; j < span / 4; ++j) sum += sums[i + j];
+      *out++ = -centre * sum;
+    }
+  }
+}
+
+template <class T, bool wide>
+void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  constexpr int span = wide ? 128 : T::sub;
+  constexpr size_t bytes = kUnitBytes<T>, unit_subs = 256 / T::sub, unit_starts = 256 / span, together = 8;
+  const PanelForm form = form_of<T>(w, kRaise<T>);
+  const size_t units = a.padded / kUnit, starts = units * unit_starts, line = w.line_bytes;
+  auto* const start = reinterpret_cast<int32_t*>(scratch(a.tokens * starts * sizeof(int32_t)));
+  put_starts<span>(a, form.centre, start);
+  const FewTokens all{a.q,   a.scale, T::sub == 16 ? a.sum16 : a.sum32, start, a.padded, units * 8, units * unit_subs,
+                      starts};
+  const size_t each = table_floats<T>(w.cols);
+  float* const tables = Tabled<T> ? table_scratch(16 * each) : nullptr;
+  for (size_t v = first; v < last; v += 16) {
+    const size_t rows = last - v < 16 ? last - v : 16;
+    if constexpr (Tabled<T>)
+      for (size_t r = 0; r < 16; ++r)
+        fill_tables(w, r < rows ? v + r : v, T::sub, T::shift, T::halved, tables + r * each, each / kTableRows);
+    alignas(64) float out[kMostSixteen][16] = {};
+    for (size_t u = 0; u < units; ++u) {
+      const uint8_t* b = w.data + v * line + u * bytes;
+      for (size_t i = 0; i < 16 * bytes; i += 64)  // of the next panel, to L2: both would not fit L1
+        _mm_prefetch(reinterpret_cast<const char*>(w.data + (v + 16) * line + u * 16 * bytes + i), _MM_HINT_T1);
+      SixteenLines lines{b, line};
+      uint8_t copy[16 * bytes];
+      if (rows < 16 || w.cols < (u + 1) * kUnit) [[unlikely]] {
+        const size_t left = w.cols - u * kUnit, count = (left < kUnit ? left : kUnit) / T::block * T::bytes;
+        std::memset(copy, 0, sizeof copy);
+        for (size_t r = 0; r < rows; ++r) std::memcpy(copy + r * bytes, b + r * line, count);
+        lines = {copy, bytes};
+      }
+      RowPanel panel;
+      T::sixteen(lines, panel);
+      put_all_scales<T::sub>(panel, form.offset, [&](size_t r, int e) -> Scales {
+        if constexpr (Tabled<T>) {
+          const float* d = tables + r * each + u * unit_subs + size_t(8 * e);
+          return {load<F8>(reinterpret_cast<const uint8_t*>(d)),
+                  load<F8>(reinterpret_cast<const uint8_t*>(d + each / kTableRows))};
+        } else if constexpr (T::sub == 16) {
+          return T::scales(lines.first + r * lines.stride, e);
+        } else {
+          return T::scales(lines.first + r * lines.stride);
+        }
+      });
+      for (size_t t = 0; t < a.tokens; t += together) {
+        const size_t count = a.tokens - t < together ? a.tokens - t : together;
+        const FewTokens some = all.at(t, u, unit_subs, unit_starts);
+        if constexpr (wide || (kCentre<T> != 0 && !Tabled<T>) || !T::offset)
+          few_tokens<T::sub, false, wide>(panel, some, count, out[t]);
+        else
+          form.offset ? few_tokens<T::sub, true, wide>(panel, some, count, out[t])
+                      : few_tokens<T::sub, false, wide>(panel, some, count, out[t]);
+      }
+    }
+    const __m512 scale = _mm512_set1_ps(w.scale);
+    for (size_t t = 0; t < a.tokens; ++t)
+      _mm512_mask_storeu_ps(y + t * stride + v, __mmask16((1u << rows) - 1),
+                            _mm512_mul_ps(_mm512_load_ps(out[t]), scale));
+  }
+}

@@ -14,7 +14,6 @@ struct Words {
   static constexpr size_t tokens = 2;  // 8 sums, 4 rows, an input and a product fit 16 registers
 
   static PQ_INLINE __m256i load(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  static PQ_INLINE const int16_t* cells_of(const WideInput& x) { return x.words; }
 
   struct Codes {
     __m256i part[2];
@@ -45,13 +44,17 @@ struct Words {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), half(p + 16));
     }
   }
-  static void correct(const AffineMatrix&, size_t, size_t, int32_t*, size_t, size_t) {}
 };
+
+void sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* out, size_t stride) {
+  if (x.tokens <= kFew) return few_sums<Words>(m, first, last, x, out, stride);
+  many<Words>(m, first, last, x.words, x.tokens, out, stride);
+}
 
 }  // namespace
 
 const AffineSet& affine_avx2() {
-  static constexpr AffineSet set{"AVX2", false, true, sums<Words>, floats};
+  static constexpr AffineSet set{"AVX2", false, true, sums, floats};
   return set;
 }
 

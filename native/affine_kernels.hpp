@@ -174,7 +174,7 @@ void many(const AffineMatrix& m, size_t first, size_t last, const typename Dot::
 }
 
 template <class Dot>
-void sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* out, size_t stride) {
+void few_sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* out, size_t stride) {
   switch (x.tokens) {
     case 1:
       return few_rows<Dot, 1>(m, first, last, x, out, stride);
@@ -182,11 +182,8 @@ void sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, 
       return few_rows<Dot, 2>(m, first, last, x, out, stride);
     case 3:
       return few_rows<Dot, 3>(m, first, last, x, out, stride);
-    case 4:
-      return few_rows<Dot, 4>(m, first, last, x, out, stride);
     default:
-      many<Dot>(m, first, last, Dot::cells_of(x), x.tokens, out, stride);
-      return Dot::correct(m, first, last, out, x.tokens, stride);
+      return few_rows<Dot, 4>(m, first, last, x, out, stride);
   }
 }
 

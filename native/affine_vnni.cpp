@@ -1,5 +1,6 @@
 #if defined(__x86_64__) && defined(__GNUC__)  // compiled with this instruction set: see CMakeLists.txt
 #include "affine_kernels.hpp"
+#include "sixteen_lines.hpp"
 
 namespace polyquant {
 namespace {
@@ -7,15 +8,9 @@ namespace {
 // vpdpbusd multiplies unsigned by signed bytes: the input is q + 128, and 128 times the sum of the weights is
 // subtracted.
 struct Bytes {
-  using Cell = uint8_t;  // of panels: the bits of an int8
-  using Sum = int32_t;
-  using Register = __m256i;
-  static constexpr size_t cells = 32, rows = 8;
   static constexpr int chains = 2;  // sums of the products, and of the weights
-  static constexpr size_t tokens = 2;
 
   static PQ_INLINE __m256i load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  static PQ_INLINE const uint8_t* cells_of(const WideInput& x) { return x.bytes; }
   static PQ_INLINE __m256i add(__m256i sums, __m256i w, __m256i x) { return _mm256_dpbusd_epi32(sums, x, w); }
 
   struct Codes {
@@ -31,32 +26,111 @@ struct Bytes {
   static PQ_INLINE int32_t total(__m256i products, __m256i weights) {  // sums may wrap, their difference is exact
     return int32_t(uint32_t(add_lanes(products)) - 128u * uint32_t(add_lanes(weights)));
   }
+};
 
-  static void widen(const AffineMatrix& m, size_t row, size_t column, size_t n, uint8_t* out) {
-    std::memcpy(out, m.codes + row * m.cols + column, n);
-    std::memset(out + n, 0, (32 - n % 32) % 32);
-  }
-  static void correct(const AffineMatrix& m, size_t first, size_t last, int32_t* sums, size_t tokens, size_t stride) {
-    for (size_t r = first; r < last; ++r) {
-      const int8_t* w = m.codes + r * m.cols;
-      const __m256i ones = _mm256_set1_epi8(1);
-      __m256i sum = _mm256_setzero_si256();
-      size_t i = 0;
-      for (; i + 32 <= m.cols; i += 32) sum = add(sum, load_codes(w + i), ones);
-      if (i < m.cols) sum = add(sum, load_codes(w + i, m.cols - i), ones);
-      const uint32_t extra = 128u * uint32_t(add_lanes(sum));
-      for (size_t t = 0; t < tokens; ++t) {
-        int32_t& s = sums[t * stride + r - first];
-        s = int32_t(uint32_t(s) - extra);
+// 128 times the sum of a row.
+uint32_t excess(const int8_t* w, size_t cols) {
+  const __m256i ones = _mm256_set1_epi8(1);
+  __m256i sum = _mm256_setzero_si256();
+  size_t i = 0;
+  for (; i + 32 <= cols; i += 32) sum = Bytes::add(sum, load_codes(w + i), ones);
+  if (i < cols) sum = Bytes::add(sum, load_codes(w + i, cols - i), ones);
+  return 128u * uint32_t(add_lanes(sum));
+}
+
+// Many tokens: lane l of a vector is token l of 16. Up to four vectors are multiplied by some rows, whose codes are
+// broadcast, four columns at a time, from where they are.
+constexpr size_t kWidth = 16, kMostVectors = 4;
+
+// Tokens first ... first + 16 * vectors - 1, beyond the last any -> out [columns / 4][vectors][16][4].
+void in_lanes(const WideInput& x, size_t first, size_t vectors, size_t cols, uint8_t* out) {
+  for (size_t v = 0; v < vectors; ++v)
+    for (size_t i = 0; i < cols; i += 16) {
+      const size_t panel = i / kPanel * x.tokens, column = i % kPanel, token = first + v * kWidth;
+      SixteenLines lines{x.bytes + (panel + token) * kPanel + column, kPanel};
+      uint8_t copy[kWidth * 16];
+      if (x.tokens - token < kWidth) {
+        for (size_t t = 0; t < kWidth; ++t)
+          std::memcpy(copy + 16 * t, lines.first + std::min(t, x.tokens - token - 1) * kPanel, 16);
+        lines = {copy, 16};
       }
+      __m512i quads[4];
+      lines.load(quads);
+      in_quads(quads);
+      PQ_UNROLL
+      for (size_t j = 0; j < 4; ++j) _mm512_store_si512(out + ((i / 4 + j) * vectors + v) * 64, quads[j]);
+    }
+}
+
+// sums[t * stride + r] = row r of `rows` times token t of `tokens`; x: of in_lanes.
+template <size_t rows, size_t vectors>
+void lanes_times(const int8_t* const (&w)[8], size_t cols, const uint8_t* x, size_t tokens, int32_t* sums,
+                 size_t stride, size_t count) {
+  __m512i acc[rows][vectors];
+  PQ_UNROLL
+  for (size_t r = 0; r < rows; ++r) PQ_UNROLL
+  for (size_t v = 0; v < vectors; ++v) acc[r][v] = _mm512_setzero_si512();
+  for (size_t i = 0; i < cols; i += 4, x += 64 * vectors) {
+    const size_t left = cols - i;
+    __m512i tokens16[vectors];
+    PQ_UNROLL
+    for (size_t v = 0; v < vectors; ++v) tokens16[v] = _mm512_load_si512(x + 64 * v);
+    PQ_UNROLL
+    for (size_t r = 0; r < rows; ++r) {
+      int32_t four = 0;
+      if (left >= 4) [[likely]]
+        std::memcpy(&four, w[r] + i, 4);
+      else
+        std::memcpy(&four, w[r] + i, left);
+      const __m512i code = _mm512_set1_epi32(four);
+      PQ_UNROLL
+      for (size_t v = 0; v < vectors; ++v) acc[r][v] = _mm512_dpbusd_epi32(acc[r][v], tokens16[v], code);
     }
   }
-};
+  alignas(64) int32_t lanes[rows][vectors * kWidth];
+  PQ_UNROLL
+  for (size_t r = 0; r < rows; ++r) PQ_UNROLL
+  for (size_t v = 0; v < vectors; ++v) _mm512_store_si512(lanes[r] + v * kWidth, acc[r][v]);
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t r = 0; r < count; ++r) sums[t * stride + r] = lanes[r][t];
+}
+
+template <size_t rows, size_t vectors>
+void rows_times(const AffineMatrix& m, size_t first, size_t last, const uint8_t* x, size_t tokens, int32_t* out,
+                size_t stride) {
+  for (size_t r = first; r < last; r += rows) {
+    const int8_t* w[8];
+    for (size_t i = 0; i < rows; ++i) w[i] = m.codes + std::min(r + i, last - 1) * m.cols;
+    lanes_times<rows, vectors>(w, m.cols, x, tokens, out + (r - first), stride, std::min(rows, last - r));
+  }
+}
+
+void sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* out, size_t stride) {
+  if (x.tokens <= kFew) return few_sums<Bytes>(m, first, last, x, out, stride);
+  const size_t padded = (m.cols + 15) / 16 * 16;
+  uint8_t* const lanes = scratch(padded * kWidth * kMostVectors);
+  for (size_t token = 0; token < x.tokens; token += kWidth * kMostVectors) {
+    const size_t tokens = std::min(x.tokens - token, kWidth * kMostVectors), vectors = (tokens + kWidth - 1) / kWidth;
+    in_lanes(x, token, vectors, m.cols, lanes);
+    const auto times = vectors == 1   ? rows_times<8, 1>
+                       : vectors == 2 ? rows_times<8, 2>
+                       : vectors == 3 ? rows_times<8, 3>
+                                      : rows_times<6, 4>;
+    times(m, first, last, lanes, tokens, out + token * stride, stride);
+  }
+  for (size_t r = first; r < last; ++r) {
+    const uint32_t extra = excess(m.codes + r * m.cols, m.cols);
+    for (size_t t = 0; t < x.tokens; ++t) {
+      int32_t& s = out[t * stride + r - first];
+      s = int32_t(uint32_t(s) - extra);
+    }
+  }
+}
 
 }  // namespace
 
 const AffineSet& affine_vnni() {
-  static constexpr AffineSet set{"AVX-512 VNNI", true, true, sums<Bytes>, floats};
+  static constexpr AffineSet set{"AVX-512 VNNI", true, true, sums, floats};
   return set;
 }
 

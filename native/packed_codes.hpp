@@ -14,14 +14,13 @@
 
 #if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are only passed between inlined functions
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // of GCC 12, in its own intrinsics
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
 #endif
 
 #include "half.hpp"
 #include "iq_codebooks.hpp"
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#include "sixteen_lines.hpp"
+#endif
 
 namespace polyquant {
 namespace {
@@ -198,37 +197,6 @@ struct RowPanel {
 
   // Codes of columns 4 j ... 4 j + 3 of a group; signed ones are raised by 128.
   PQ_INLINE void put(int group, int j, __m512i codes) { _mm512_store_si512(q[group][j], codes); }
-};
-
-// Four registers, each of four rows of 16 bytes: lane l of register i is row 4 l + i. -> register j holds the four
-// bytes from 4 j on of every row.
-PQ_INLINE void in_quads(__m512i (&x)[4]) {
-  const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
-  const __m512i c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
-  x[0] = _mm512_unpacklo_epi64(a, c), x[1] = _mm512_unpackhi_epi64(a, c);
-  x[2] = _mm512_unpacklo_epi64(b, d), x[3] = _mm512_unpackhi_epi64(b, d);
-}
-
-// Sixteen lines, `stride` bytes apart: three registers and four pointers reach all.
-struct SixteenLines {
-  const uint8_t* first;
-  size_t stride;
-
-  PQ_INLINE SixteenLines from(size_t byte) const { return {first + byte, stride}; }
-
-  // 16 bytes of each line, in the order that `in_quads` takes.
-  PQ_INLINE void load(__m512i (&x)[4]) const {
-    const size_t four = 4 * stride, twelve = 12 * stride;
-    PQ_UNROLL
-    for (size_t i = 0; i < 4; ++i) {
-      const uint8_t* const line = first + i * stride;
-      const auto at = [&](size_t n) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(line + n)); };
-      x[i] = _mm512_castsi128_si512(at(0));
-      x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x00f0, at(four));
-      x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x0f00, at(2 * four));
-      x[i] = _mm512_mask_broadcast_i32x4(x[i], 0xf000, at(twelve));
-    }
-  }
 };
 
 // (x >> shift) & mask, bytewise; mask < 256 >> shift

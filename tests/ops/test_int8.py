@@ -12,7 +12,7 @@ from polyquant.ops.matmul import Group
 
 @pytest.mark.parametrize(("rows", "k"), [(7, 30), (50, 1027), (97, 64)])
 def test_sums_of_many_tokens_are_exact(rows: int, k: int, kernels: str) -> None:
-    """Tokens that fill the last vector of 16 and do not, columns that are no multiple of four, rows of the last tile."""
+    """The last vector of 16 tokens is full or not, columns are no multiple of four, the last tile has fewer rows."""
     rng = np.random.default_rng(rows)
     codec = pq.codec("w8a8.dynamic")
     parts = dict(codec.pack(codec.quantize(rng.standard_normal((rows, k)).astype(np.float32))))

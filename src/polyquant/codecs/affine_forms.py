@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyquant.codecs.affine_codec import AffineCodec, stored_codes, stored_table
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.codecs.compressed_tensors import CompressedTensors
-from polyquant.codecs.keeping import Fate, HoldsIntegers, Integers, Tables, Verdict, keeps, once, resolved
+from polyquant.codecs.keeping import Condition, Fate, HoldsIntegers, Integers, Tables, Verdict, keeps, once, resolved
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.read_only import ReadOnlyBlocks
 from polyquant.errors import CodecError
@@ -176,7 +176,26 @@ def _decided(weight: Weight, have: Integers, want: Integers, name: str) -> Verdi
     general = keeps(have, want, matrix[1])
     if general.fate is Fate.IMPOSSIBLE or not general.conditions:
         return general
+    if general.conditions == (Condition.BIASES_FIT,) and weight.codec.name in _BLOCKS and _doubles(have, want):
+        return once(weight, name, lambda: resolved(general, have, want, _largest(weight, matrix)))
     return once(weight, name, lambda: resolved(general, have, want, _tables(weight, matrix)))
+
+
+def _doubles(have: Integers, want: Integers) -> bool:
+    """True if every bias is a power of two times a scale of the same type: only overflow can round it."""
+    return have.zero == "none" and have.scale == want.scale == "f16"
+
+
+def _largest(weight: Weight, matrix: tuple[int, int]) -> Iterator[Tables]:
+    """The largest magnitude of the scales of ggml blocks without biases, as a table with one entry."""
+    groups, most = matrix[1] // _BLOCK, 0
+    step = max(1, _TABLE // max(1, groups))
+    for a in range(0, matrix[0], step):
+        rows = weight.read(slice(a, a + step))["blocks"]
+        scales = rows.reshape(len(rows) * groups, -1)[:, :2].view("<u2")
+        most = max(most, int((scales & np.uint16(0x7FFF)).max(initial=0)))  # floats are ordered as integers are
+    largest = np.array([[most]], np.uint16).view(np.float16).astype(np.float32)
+    yield largest, np.zeros_like(largest), None
 
 
 def _tables(weight: Weight, matrix: tuple[int, int]) -> Iterator[Tables]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.capabilities import claims
 from polyquant.codecs.affine_codec import AffineCodec, stored_codes, stored_table
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.codecs.compressed_tensors import CompressedTensors
@@ -87,7 +88,7 @@ def only_read(codec: Codec) -> bool:
 
 def integers_of(codec: Codec) -> Integers | None:
     """The traits of a codec of affine integers, of ternary codes, or a ggml type of even levels; None for others."""
-    if isinstance(codec, HoldsIntegers):
+    if claims(codec, HoldsIntegers):  # type: ignore[type-abstract]
         return codec.integers
     if codec.form is Ternary:
         grouped = codec.name in _TERNARY_GROUPS
@@ -139,7 +140,7 @@ def cut_at(codec: Codec) -> tuple[int, int]:
     all.
     """
     tile: tuple[int, int] | None = getattr(codec, "tile", None)
-    if isinstance(codec, HoldsIntegers) and tile is not None:
+    if tile is not None and claims(codec, HoldsIntegers):  # type: ignore[type-abstract]
         return tile
     if codec.form is Floats or codec.name in _BLOCKS:
         return (1, codec.granule[1]) if codec.row_sliced else (0, 0)

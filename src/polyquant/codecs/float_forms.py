@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.capabilities import claims
 from polyquant.codecs.arguments import stored_bytes
 from polyquant.codecs.float_codec import FloatCodec, paired_codes, stored_scales
 from polyquant.codecs.ggml_fp4 import MXFP4, NVFP4
@@ -44,7 +45,7 @@ def small_floats_of(codec: Codec) -> SmallFloats | None:
     """Traits of a codec of small floats; None for others."""
     if codec.name in _BLOCKS:
         return _BLOCKS[codec.name]
-    return codec.floats if isinstance(codec, HoldsFloats) else None
+    return codec.floats if claims(codec, HoldsFloats) else None  # type: ignore[type-abstract]
 
 
 def unfloated(codec: Codec, parts: Parts, shape: tuple[int, int], rows: slice | None = None) -> ScaledFloats:

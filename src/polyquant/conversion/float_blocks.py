@@ -26,7 +26,7 @@ __all__ = ["moved_floats", "refloated_rows", "row_blocks"]
 
 def _lines(codec: Codec) -> Mapping[str, int] | None:
     """Rows for one entry of each part; None if every part has one per row."""
-    return codec.lines if not codec.row_sliced and isinstance(codec, CutsParts) else None
+    return codec.lines if not codec.row_sliced and claims(codec, CutsParts) else None  # type: ignore[type-abstract]
 
 
 def _parts(weight: Weight, rows: slice) -> Parts:

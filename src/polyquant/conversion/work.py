@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from polyquant.capabilities import QuantizesStored
+from polyquant.capabilities import QuantizesStored, claims
 from polyquant.codecs.affine_codec import decoded_rows
 from polyquant.codecs.affine_forms import affine_of, recoded
 from polyquant.codecs.transcode import transcode
@@ -86,7 +86,7 @@ def _stored_quantized(
 ) -> tuple[Parts, ErrorSums | None] | None:
     """Rows [rows, K] of the source as parts of the target, and their error, where its codec accepts stored rows."""
     target, importance = step.target, plan.importance.get(step.map.target)
-    if step.source is None or list(parts) != ["blocks"] or not isinstance(target, QuantizesStored):
+    if step.source is None or list(parts) != ["blocks"] or not claims(target, QuantizesStored):  # type: ignore[type-abstract]
         return None
     if importance is not None and importance.ndim > 1:
         return None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polyquant.capabilities import DecodesRows, HoldsBias, OwnProduct, Packed, TrellisDialect
+from polyquant.capabilities import DecodesRows, HoldsBias, OwnProduct, Packed, TrellisDialect, claims
 from polyquant.codecs.ternary import repacked
 from polyquant.ops import native
 from polyquant.ops.arithmetic import fast_kernels, is_defined, matmul
@@ -37,7 +37,7 @@ class Linear:
             rounding = "wide"
         self.weights, self.bias, self.rounding = tuple(weights), tuple(bias), rounding
         self._has_bias = any(b is not None for b in bias)
-        self._holders = [w.codec if isinstance(w.codec, HoldsBias) else None for w in self.weights]
+        self._holders = [w.codec if claims(w.codec, HoldsBias) else None for w in self.weights]  # type: ignore[type-abstract]
         self._groups = _groups(self.weights)
 
     @property
@@ -87,7 +87,7 @@ def packed_handle(weight: Weight) -> Any | None:
     if not native.available() or headers_only.active():
         return None
     codec, shape = weight.codec, weight.shape
-    handle = codec.packed(weight.parts, shape) if isinstance(codec, Packed) else None
+    handle = codec.packed(weight.parts, shape) if claims(codec, Packed) else None  # type: ignore[type-abstract]
     if handle is None and codec.form is Ternary:
         handle = repacked(codec.unpack(weight.parts, shape))
     if handle is None and isinstance(codec, TrellisDialect) and (own := codec.trellis(shape)) is not weight.codec:

@@ -10,6 +10,8 @@ from fnmatch import translate
 from sys import intern
 from typing import Any
 
+from polyquant.no_collection import no_collection
+
 __all__ = ["SORTS", "Entry", "Line", "Listing", "Measured", "matcher"]
 
 _DIGITS = re.compile(r"(\d{1,18})")
@@ -176,6 +178,7 @@ class Listing:
             self.shown.reverse()
         self.fold()
 
+    @no_collection()
     def fold(self) -> None:
         """Recompute the visible lines, after a group was opened or closed."""
         if self.tree:

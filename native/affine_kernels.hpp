@@ -1,13 +1,11 @@
-// The kernels of affine matrices for 256-bit registers. Included by affine_avx2.cpp and affine_vnni.cpp, which define
-// the
-// integer products:
+// The kernels of affine matrices for 256-bit registers. Included by affine_avx2.cpp and affine_vnni.cpp, which
+// define the integer products:
 //
-//   Cell, Register, Sum    an element of a panel, a register of `cells` elements, and the type of their sums
-//   load, add, cells_of    load a register; sums += products; the panels of an input
+//   codes, input, total    few tokens: 32 codes in two parts, the inputs of a part, the sum of both chains
+//   Cell, Register, Sum    many tokens: an element of a panel, a register of `cells` elements, and the type of sums
+//   load, add              load a register; sums += products
 //   widen                  columns of a row of codes to cells, zero-padded to a multiple of 32
 //   rows, tokens           of a panel; of a tile: four rows times this many tokens fill the registers with sums
-//   correct                corrects the sums of many tokens
-//   codes, input, total    32 codes in two parts, the inputs of a part, the sum of both chains
 #pragma once
 
 #include <immintrin.h>

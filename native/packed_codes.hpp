@@ -66,8 +66,8 @@ PQ_INLINE float half_at(const uint8_t* p) {
 template <int stride>
 PQ_INLINE F8 halves8(const uint8_t* b) {
 #if defined(__AVX512BW__)
-  if constexpr (stride % 2 == 0 && stride >= 16 &&
-                stride <= 20) {  // the fields are in 64 bytes from b and from block 4
+  // Of such blocks the fields lie in 64 bytes from b and 64 from block 4.
+  if constexpr (stride % 2 == 0 && stride >= 16 && stride <= 20) {
     constexpr auto at = [](int i) { return short(i < 4 ? i * stride / 2 : 32 + (i - 4) * stride / 2); };
     const __m512i which =
         _mm512_castsi128_si512(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)));

@@ -189,11 +189,9 @@ def _doubles(have: Integers, want: Integers) -> bool:
 
 def _largest(weight: Weight, matrix: tuple[int, int]) -> Iterator[Tables]:
     """The largest magnitude of the scales of ggml blocks without biases, as a table with one entry."""
-    groups, most = matrix[1] // _BLOCK, 0
-    step = max(1, _TABLE // max(1, groups))
-    for a in range(0, matrix[0], step):
-        rows = weight.read(slice(a, a + step))["blocks"]
-        scales = rows.reshape(len(rows) * groups, -1)[:, :2].view("<u2")
+    most = 0
+    for blocks in _some_blocks(weight, matrix):
+        scales = blocks[:, :2].view("<u2")
         most = max(most, int((scales & np.uint16(0x7FFF)).max(initial=0)))  # floats are ordered as integers are
     largest = np.array([[most]], np.uint16).view(np.float16).astype(np.float32)
     yield largest, np.zeros_like(largest), None
@@ -215,16 +213,23 @@ def _tables(weight: Weight, matrix: tuple[int, int]) -> Iterator[Tables]:
 
 
 def _block_tables(traits: Integers, weight: Weight, matrix: tuple[int, int]) -> Iterator[Tables]:
-    """The numbers of ggml blocks, without the codes; so few rows at a time that they stay in cache.
+    """The numbers of ggml blocks, without the codes."""
+    numbers, groups = 2 if traits.zero == "bias" else 1, matrix[1] // _BLOCK
+    for blocks in _some_blocks(weight, matrix):
+        heads = np.ascontiguousarray(blocks[:, : 2 * numbers])
+        yield _offsets(traits, halves.widen(heads.view("<f2").T).reshape(numbers, -1, groups))
+
+
+def _some_blocks(weight: Weight, matrix: tuple[int, int]) -> Iterator[U8]:
+    """The ggml blocks of some rows, uint8 [blocks, bytes], so few that they stay in cache.
 
     They are read, not mapped: pages of a map would count as memory of this process.
     """
-    numbers, groups = 2 if traits.zero == "bias" else 1, matrix[1] // _BLOCK
+    groups = matrix[1] // _BLOCK
     step = max(1, _TABLE // max(1, groups))
     for a in range(0, matrix[0], step):
         rows = weight.read(slice(a, a + step))["blocks"]
-        heads = np.ascontiguousarray(rows.reshape(len(rows) * groups, -1)[:, : 2 * numbers])
-        yield _offsets(traits, halves.widen(heads.view("<f2").T).reshape(numbers, len(rows), groups))
+        yield rows.reshape(len(rows) * groups, -1)
 
 
 def _offsets(traits: Integers, tables: F32) -> Tables:

@@ -13,6 +13,7 @@ from typing import Any
 
 from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overview, diverging, layer_and_kind
 from polyquant.tables import decibel
+from polyquant.types import Shape
 
 __all__ = [
     "Spec",
@@ -27,12 +28,14 @@ __all__ = [
 Spec = dict[str, Any]
 """A Vega-Lite specification; empty if there is nothing to draw."""
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+MEASURED = "sans-serif"
+"""The font by which the library places text; the page then shows its own."""
 
 _WIDTH = 640
 _TEXT = "var(--text)"
 _CONFIG = {
     "background": None,
-    "font": "inherit",
+    "font": MEASURED,
     "view": {"stroke": "var(--line)"},
     "axis": {
         "labelColor": _TEXT, "titleColor": _TEXT, "gridColor": "var(--line)", "domainColor": "var(--line)",
@@ -52,6 +55,8 @@ _SIDES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Offset of a label from its point, the preferred ones first."""
 _LABEL, _MARGIN = 180, 24
+_TITLE = 44
+"""Most characters of a histogram's title."""
 _Box = tuple[float, float, float, float]
 """Left, low, right, high."""
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))  # as in the tables
@@ -215,23 +220,25 @@ def _short(labels: Sequence[str]) -> list[str]:
     return short if all(short) else list(labels)
 
 
+def _tensors(candidate: Candidate) -> Sequence[tuple[str, Shape, str]]:
+    """Names, shapes and codecs: of the tensors that are compared, or of all."""
+    if candidate.comparison is not None:
+        return [(t.name, t.shape, t.b) for t in candidate.comparison.tensors]
+    return candidate.tensors or [(w.name, w.shape, str(w.codec)) for w in candidate.inspection.tensors]
+
+
 def _cells(candidate: Candidate) -> tuple[list[dict[str, Any]], list[str]]:
     """The tensors of the layers, and their kinds in the model's order; experts of a kind are one cell."""
     cells: dict[tuple[int, str], dict[str, Any]] = {}
-    if candidate.comparison is not None:
-        for t in candidate.comparison.tensors:
-            place = layer_and_kind(t.name)
-            if place is None or len(t.shape) < 2:
-                continue
-            cell = cells.setdefault(place, {"layer": place[0], "kind": place[1], "codec": t.b, "error": None})
-            cell["codec"] = t.b if cell["codec"] == t.b else "mixed"
-            cell["error"] = t.error if cell["error"] is None else cell["error"] + t.error
-    else:
-        for w in candidate.inspection.tensors:
-            place = layer_and_kind(w.name)
-            if place is not None and len(w.shape) > 1:
-                cell = cells.setdefault(place, {"layer": place[0], "kind": place[1], "codec": str(w.codec)})
-                cell["codec"] = cell["codec"] if cell["codec"] == str(w.codec) else "mixed"
+    errors = None if candidate.comparison is None else [t.error for t in candidate.comparison.tensors]
+    for i, (name, shape, codec) in enumerate(_tensors(candidate)):
+        place = layer_and_kind(name)
+        if place is None or len(shape) < 2:
+            continue
+        cell = cells.setdefault(place, {"layer": place[0], "kind": place[1], "codec": codec, "error": None})
+        cell["codec"] = codec if cell["codec"] == codec else "mixed"
+        if errors is not None:
+            cell["error"] = errors[i] if cell["error"] is None else cell["error"] + errors[i]
     return list(cells.values()), list(dict.fromkeys(kind for _, kind in cells))
 
 
@@ -297,6 +304,11 @@ def histogram_bars(histograms: Sequence[Histogram]) -> Spec:
     return _chart({"columns": 2, "spacing": 28, "concat": [_histogram(h) for h in histograms]})
 
 
+def _title(tensor: str) -> str:
+    """The name, or its end: the library takes long to find how many characters fit."""
+    return tensor if len(tensor) <= _TITLE else "…" + tensor[1 - _TITLE :]
+
+
 def _histogram(histogram: Histogram) -> dict[str, Any]:
     step = 2 * histogram.edge / BINS
     rows = [
@@ -312,9 +324,8 @@ def _histogram(histogram: Histogram) -> dict[str, Any]:
     codes = "" if histogram.codes is None else "; codes -1, 0, +1: " + ", ".join(map(str, histogram.codes))
     return {
         "title": {
-            "text": histogram.tensor, "subtitle": f"{100 * histogram.outliers:.4g} % outliers{codes}",
+            "text": _title(histogram.tensor), "subtitle": f"{100 * histogram.outliers:.4g} % outliers{codes}",
             "anchor": "start", "color": _TEXT, "subtitleColor": "var(--soft)", "fontSize": 11, "subtitleFontSize": 11,
-            "limit": 290,
         },
         "width": 270, "height": 100, "data": {"values": rows},
         "layer": [

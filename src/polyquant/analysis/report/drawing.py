@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from polyquant.analysis.report import drawing_child
-from polyquant.analysis.report.charts import Spec
+from polyquant.analysis.report.charts import MEASURED, Spec
 from polyquant.errors import UnsupportedError
 
 __all__ = ["ChartProcess", "draw", "require_packages", "svg"]
@@ -49,6 +49,7 @@ def draw(spec: Spec, process: ChartProcess | None = None) -> str:
     if not spec:
         return ""
     drawn = svg(spec) if process is None else process.svg(spec)
+    drawn = drawn.replace(f'font-family="{MEASURED}"', 'font-family="inherit"')
     return re.sub(r'^<svg([^>]*?) width="(\d+)" height="\d+"', r'<svg\1 style="max-width:\2px"', drawn, count=1)
 
 

@@ -9,24 +9,28 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from polyquant.analysis.compare import Comparison, Named, TensorComparison, compare_checkpoints, sides
 from polyquant.analysis.efficient import efficient_names
-from polyquant.analysis.evaluate import Evaluation, evaluate
 from polyquant.analysis.inspect import Inspection, inspect
 from polyquant.analysis.side import Reader, Side
-from polyquant.analysis.speed import Speed
 from polyquant.analysis.statistics import BINS, OUTLIER, bar_counts, edge_of, sampled, ternary_counts
-from polyquant.analysis.validate import validate
 from polyquant.errors import PlanError, UnsupportedError, printable
 from polyquant.formats.steps import Progress
 from polyquant.opening import open_checkpoint
 from polyquant.storage.parsed import parsed_once
-from polyquant.types import Findings
+from polyquant.types import Findings, Shape
+
+if TYPE_CHECKING:
+    from polyquant.analysis.evaluate import Evaluation
+    from polyquant.analysis.speed import Speed
 
 __all__ = ["BINS", "Candidate", "Histogram", "Overview", "action_of", "diverging", "gather", "layer_and_kind"]
 
@@ -39,7 +43,7 @@ _GENERIC = {"hf", "model", "weights", "out", "output", "latest", "main", "."}
 Tick = Callable[[int, int, str], None]
 """Called with (done, total, what)."""
 Seen = Callable[["Candidate"], None]
-"""Called with a candidate as soon as it is compared, and again with its histograms: its findings follow later."""
+"""Called with a candidate before and after it is compared, and again with its histograms: its findings follow later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +63,16 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Candidate:
-    """One checkpoint. comparison, histograms: against the reference, None and () for the reference itself. speed: on
-    this machine, if it was measured.
+    """One checkpoint. comparison, histograms: against the reference, None and () for the reference itself. tensors:
+    names, shapes and codecs of those that are compared, under the names of the comparison. speed: on this machine, if
+    it was measured.
     """
 
     label: str
     inspection: Inspection
     findings: Findings
     comparison: Comparison | None = None
+    tensors: tuple[tuple[str, Shape, str], ...] = ()
     histograms: tuple[Histogram, ...] = ()
     evaluation: Evaluation | None = None
     problem: str = ""
@@ -123,6 +129,8 @@ def gather(
     number of tensors of each candidate, the worst first; seen: told of candidates early, to draw them meanwhile.
     Raises InputError, PlanError, UnsupportedError.
     """
+    if text is not None:
+        from polyquant.analysis.evaluate import evaluate
     labels = _labels([reference, *others])
     checkpoint = open_checkpoint(reference)
     alone = evaluate(reference, text=text, tokens=tokens) if text is not None and not others else None
@@ -136,26 +144,46 @@ def gather(
 
         return watch
 
-    for i, (label, path) in enumerate(zip(labels[1:], others, strict=True)):
-        other = open_checkpoint(path)
-        named = sides(checkpoint, other)
-        comparison = compare_checkpoints(checkpoint, other, named=named, on_progress=watching(stages * i, label))
-        candidate = Candidate(label, inspect(path), Findings(), comparison)
-        seen(candidate)
-        candidate = replace(candidate, histograms=_histograms(named, comparison, histograms))
-        seen(candidate)
-        evaluation, problem = None, ""
-        if text is not None:
-            try:
-                evaluation = evaluate(
-                    path, text=text, against=reference, tokens=tokens, on_progress=watching(stages * i + 1, label)
-                )
-            except (UnsupportedError, PlanError) as refused:
-                problem = str(refused)
-        findings = validate(path, headers=True)
-        candidates.append(replace(candidate, findings=findings, evaluation=evaluation, problem=problem))
-    first = Candidate(labels[0], inspect(reference), validate(reference, headers=True), evaluation=alone)
+    with ThreadPoolExecutor(1) as aside:
+
+        def checking(path: str | os.PathLike[str]) -> Future[Findings]:
+            return aside.submit(copy_context().run, _findings, path)
+
+        first_findings = checking(reference)
+        for i, (label, path) in enumerate(zip(labels[1:], others, strict=True)):
+            other = open_checkpoint(path)
+            findings = checking(path)
+            named = sides(checkpoint, other)
+            candidate = Candidate(label, inspect(path), Findings(), tensors=_compared(named))
+            seen(candidate)
+            comparison = compare_checkpoints(checkpoint, other, named=named, on_progress=watching(stages * i, label))
+            candidate = replace(candidate, comparison=comparison)
+            seen(candidate)
+            candidate = replace(candidate, histograms=_histograms(named, comparison, histograms))
+            seen(candidate)
+            evaluation, problem = None, ""
+            if text is not None:
+                try:
+                    evaluation = evaluate(
+                        path, text=text, against=reference, tokens=tokens, on_progress=watching(stages * i + 1, label)
+                    )
+                except (UnsupportedError, PlanError) as refused:
+                    problem = str(refused)
+            candidates.append(replace(candidate, findings=findings.result(), evaluation=evaluation, problem=problem))
+        first = Candidate(labels[0], inspect(reference), first_findings.result(), evaluation=alone)
     return Overview(first, tuple(candidates), _efficient(candidates), "" if text is None else os.fspath(text))
+
+
+def _findings(path: str | os.PathLike[str]) -> Findings:
+    from polyquant.analysis.validate import validate
+
+    return validate(path, headers=True)
+
+
+def _compared(named: Named) -> tuple[tuple[str, Shape, str], ...]:
+    """Names, shapes and codecs of the second side of what both have."""
+    left, right = named
+    return tuple((name, right[name].shape, right[name].codec) for name in left if name in right)
 
 
 def _labels(paths: Sequence[str | os.PathLike[str]]) -> list[str]:

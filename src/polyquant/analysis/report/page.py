@@ -8,7 +8,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from polyquant.analysis.explain import all_codes
 from polyquant.analysis.report import charts
 from polyquant.analysis.report.charts import Spec
 from polyquant.analysis.report.drawing import ChartProcess, draw, require_packages
@@ -116,6 +115,8 @@ def _shown(candidate: Candidate, report: Overview, process: ChartProcess | None)
     """Text, numbers and charts of a checkpoint, for the template."""
     of, comparison = candidate.inspection, candidate.comparison
     most = max(_LEAST_ROWS, min(_ROWS, _ALL_ROWS // max(1, len(report.candidates))))
+    from polyquant.analysis.explain import all_codes
+
     codes = all_codes()
     return {
         "label": escaped(candidate.label),

@@ -1,7 +1,9 @@
 #include "grouped_search.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -119,27 +121,77 @@ PQ_INLINE Grid of_mlx(float bottom, float top, const GridSearch& how, float low,
   return {stored(steps != 0 ? edge / steps : step, how.type, 1), low, stored(steps != 0 ? edge : 0, how.type, 0)};
 }
 
-// Sixteen small groups side by side: lane l of every array belongs to group l. Sums have the same order as above, with
-// an accumulator per column modulo LANES.
-constexpr size_t TILE = 16;
+// Eight small groups side by side: lane l of every register belongs to group l. Sums have the same order as above, with
+// a sum for each column modulo LANES. Registers of 32 bytes: GCC splits wider ones badly for AVX2.
+constexpr size_t TILE = 8;
 constexpr size_t MOST = 512;  // columns of a group that is searched in a tile
 
-struct Grids {
-  float scale[TILE], offset[TILE], bias[TILE];
-};
+using V = float __attribute__((vector_size(4 * TILE)));
+using Bits = uint32_t __attribute__((vector_size(4 * TILE)));
+using Signed = int32_t __attribute__((vector_size(4 * TILE)));
 
-PQ_INLINE float stored_lane(float x, ScaleType type, float instead) {
-  const float half = half_to_float(float_to_half(x)), brain = bfloat_to_float(float_to_bfloat(x));
-  x = type == ScaleType::f16 ? half : type == ScaleType::bf16 ? brain : x;
-  const bool finite = std::fabs(x) <= std::numeric_limits<float>::max();
-  return finite && (x != 0 || instead == 0) ? x : instead;
+PQ_INLINE V take(const float* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
 }
 
-PQ_INLINE void sum_lanes(float (&acc)[LANES][TILE], float* out) {
+PQ_INLINE V all(float x) { return x - V{}; }
+
+PQ_INLINE V larger(V a, V b) { return a > b ? a : b; }
+PQ_INLINE V smaller(V a, V b) { return a < b ? a : b; }
+
+PQ_INLINE V sum_of(V (&acc)[LANES]) {
   for (size_t half = LANES / 2; half; half /= 2)
-    for (size_t i = 0; i < half; ++i) PQ_LOOP for (size_t l = 0; l < TILE; ++l) acc[i][l] += acc[i + half][l];
-  PQ_LOOP for (size_t l = 0; l < TILE; ++l) out[l] = acc[0][l];
+    for (size_t i = 0; i < half; ++i) acc[i] += acc[i + half];
+  return acc[0];
 }
+
+PQ_INLINE float rounded_to_half(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffff;
+  const float small = (x + 0.75f) - 0.75f;  // subnormals have the step 2^-24, which is that of numbers from 0.5 to 1
+  const float normal = std::bit_cast<float>((bits + 0xfff + ((bits >> 13) & 1)) & ~0x1fffu);
+  const float finite = magnitude < 0x38800000 ? small : normal;
+  return magnitude < 0x477ff000 ? finite : std::numeric_limits<float>::infinity();
+}
+
+PQ_INLINE float rounded_to_bfloat(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const float finite = std::bit_cast<float>((bits + 0x7fff + ((bits >> 16) & 1)) & ~0xffffu);
+  return (bits & 0x7fffffff) < 0x7f800000 ? finite : std::numeric_limits<float>::infinity();
+}
+
+// x as stored; `instead` for NaN, infinity and (if it is not 0) for 0. Loops, which GCC vectorizes with these integers.
+PQ_INLINE V stored_all(V v, ScaleType type, float instead) {
+  float x[TILE];
+  std::memcpy(x, &v, sizeof x);
+  if (type == ScaleType::f16) PQ_LOOP for (size_t l = 0; l < TILE; ++l) x[l] = rounded_to_half(x[l]);
+  if (type == ScaleType::bf16) PQ_LOOP for (size_t l = 0; l < TILE; ++l) x[l] = rounded_to_bfloat(x[l]);
+  PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
+    const bool finite = std::fabs(x[l]) <= std::numeric_limits<float>::max();
+    x[l] = finite && (x[l] != 0 || instead == 0) ? x[l] : instead;
+  }
+  return take(x);
+}
+
+// In memory: as registers they would be live in all loops, and GCC would keep the sums in memory instead.
+class Grids {
+ public:
+  Grids() = default;
+  PQ_INLINE Grids(V scale, V offset, V bias) {
+    std::memcpy(scale_, &scale, sizeof scale_);
+    std::memcpy(offset_, &offset, sizeof offset_);
+    std::memcpy(bias_, &bias, sizeof bias_);
+  }
+
+  PQ_INLINE V scale() const { return take(scale_); }
+  PQ_INLINE V offset() const { return take(offset_); }
+  PQ_INLINE V bias() const { return take(bias_); }
+  Grid operator[](size_t l) const { return {scale_[l], offset_[l], bias_[l]}; }
+
+ private:
+  float scale_[TILE], offset_[TILE], bias_[TILE];
+};
 
 // Which terms a kind of codec has. Unweighted: every importance is 1.
 template <Zero Z, bool Weighted>
@@ -147,130 +199,142 @@ struct Terms {
   static constexpr bool offset = Z == Zero::integer, bias = Z == Zero::bias, weighted = Weighted;
 };
 
-// The code of x in lane l, less its offset. With biases the lowest code, which is the offset of every group, is `low`.
-template <class T>
-PQ_INLINE float level(float x, const Grids& g, const float* inverse, size_t l, float low, float high) {
-  float q = T::bias     ? std::rint((x - g.bias[l]) * inverse[l] + low)
-            : T::offset ? std::rint(x * inverse[l] + g.offset[l])
-                        : std::rint(x * inverse[l]);
-  q = q > low ? q : low;
-  q = q < high ? q : high;
-  return T::bias ? q - low : T::offset ? q - g.offset[l] : q;
+// Added to a number below 2^22, it leaves the nearest integer, ties to even, in the lowest bits. Of larger numbers the
+// bits of the sum, read as a signed integer, are beyond those of every code.
+constexpr float SHIFT = 0x1.8p23f;
+
+PQ_INLINE V rounded(V x) { return (x + SHIFT) - SHIFT; }
+
+// Grids as registers.
+struct Wide {
+  V scale, inverse, offset, bias;
+  Signed first, last;  // the codes plus SHIFT, as bits
+  float low;
+
+  PQ_INLINE Wide(const Grids& g, float low_, float high)
+      : scale(g.scale()),
+        inverse(1.0f / scale),
+        offset(g.offset()),
+        bias(g.bias()),
+        first(bits_of(low_)),
+        last(bits_of(high)),
+        low(low_) {}
+
+  static PQ_INLINE Signed bits_of(float code) { return std::bit_cast<int32_t>(code + SHIFT) - Signed{}; }
+};
+
+PQ_INLINE V clamped(V shifted, Signed first,
+                    Signed last) {  // as integers: that leaves the units for floats to the sums
+  Signed bits = Signed(shifted);
+  bits = bits > first ? bits : first;
+  bits = bits < last ? bits : last;
+  return V(bits) - SHIFT;
 }
 
+// The codes of x, less their offsets. With biases the lowest code is the offset of every group.
 template <class T>
-PQ_INLINE void errors_of(const float* w, const float* v, size_t size, const Grids& g, float low, float high,
-                         float* out) {
-  float acc[LANES][TILE] = {}, inverse[TILE];
-  PQ_LOOP for (size_t l = 0; l < TILE; ++l) inverse[l] = 1.0f / g.scale[l];
-  for (size_t i = 0; i < size; ++i) {
-    float* sum = acc[i % LANES];
-    const float *x = w + i * TILE, *k = v + i * TILE;
-    PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
-      const float y = level<T>(x[l], g, inverse, l, low, high) * g.scale[l];
-      const float d = (T::bias ? y + g.bias[l] : y) - x[l];
-      sum[l] += T::weighted ? (d * d) * k[l] : d * d;
-    }
+PQ_INLINE V levels(V x, const Wide& g) {
+  const V exact = T::bias ? (x - g.bias) * g.inverse + g.low : T::offset ? x * g.inverse + g.offset : x * g.inverse;
+  const V q = clamped(exact + SHIFT, g.first, g.last);
+  return T::bias ? q - g.low : T::offset ? q - g.offset : q;
+}
+
+// w, v: transposed weights and importance of the groups, [size][TILE]; also below.
+template <class T>
+PQ_INLINE V errors_of(const float* w, const float* v, size_t size, const Grids& grids, float low, float high) {
+  const Wide g(grids, low, high);
+  const auto error = [&](size_t i) __attribute__((always_inline)) {
+    const V x = take(w + i * TILE), y = levels<T>(x, g) * g.scale, d = (T::bias ? y + g.bias : y) - x;
+    return T::weighted ? (d * d) * take(v + i * TILE) : d * d;
+  };
+  V acc[LANES];
+  for (size_t k = 0; k < LANES; ++k) {  // one sum after the other: they do not all fit in registers
+    V sum{};
+    for (size_t i = k; i < size; i += LANES) sum += error(i);
+    acc[k] = sum;
   }
-  sum_lanes(acc, out);
+  return sum_of(acc);
 }
 
-PQ_INLINE void candidates(const float* bottom, const float* top, float ratio, const GridSearch& how, float low,
-                          float high, Grids& out) {
+PQ_INLINE Grids candidates(V bottom, V top, float ratio, const GridSearch& how, float low, float high) {
   const float symmetric = float(double(ratio) / double(high)), wide = float(double(ratio) / double(high - low));
-  const float middle = (high - low) * 0.5f;
-  PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
-    const float largest = top[l] > -bottom[l] ? top[l] : -bottom[l];
-    const float scale =
-        stored_lane(how.zero == Zero::none ? largest * symmetric : (top[l] - bottom[l]) * wide, how.type, 1);
-    const float start = (top[l] + bottom[l]) * 0.5f - scale * middle;
-    float whole = std::rint(low - start / scale);
-    whole = whole > low ? whole : low;
-    whole = whole < high ? whole : high;
-    out.scale[l] = scale;
-    out.offset[l] = how.zero == Zero::none ? 0 : how.zero == Zero::bias ? low : whole;
-    out.bias[l] = how.zero == Zero::bias ? stored_lane(start, how.type, 0) : 0;
-  }
+  if (how.zero == Zero::none) return {stored_all(larger(top, -bottom) * symmetric, how.type, 1), V{}, V{}};
+  const V scale = stored_all((top - bottom) * wide, how.type, 1);
+  const V start = (top + bottom) * 0.5f - scale * ((high - low) * 0.5f);
+  if (how.zero == Zero::bias) return {scale, all(low), stored_all(start, how.type, 0)};
+  return {scale, smaller(larger(rounded(low - start / scale), all(low)), all(high)), V{}};
+}
+
+// MLX's own grid, as above.
+PQ_INLINE Grids of_mlx(V bottom, V top, const GridSearch& how, float low, float high) {
+  const V farthest = larger(top, -top), lowest = larger(bottom, -bottom);
+  const V edge = lowest > farthest ? bottom : top, least = larger((top - bottom) / (high - low), all(1e-7f));
+  const V step = lowest > farthest ? least : -least, steps = rounded(edge / step);
+  const V scale = steps != 0 ? edge / (steps != 0 ? steps : all(1)) : step;
+  return {stored_all(scale, how.type, 1), all(low), stored_all(steps != 0 ? edge : V{}, how.type, 0)};
 }
 
 template <class T>
-PQ_INLINE void fitted_grids(const float* w, const float* v, size_t size, const GridSearch& how, float low, float high,
-                            const Grids& g, Grids& out) {
-  float acc[5][LANES][TILE] = {}, sums[5][TILE] = {}, inverse[TILE];
-  PQ_LOOP for (size_t l = 0; l < TILE; ++l) inverse[l] = 1.0f / g.scale[l];
-  for (size_t i = 0; i < size; ++i) {
-    const float *x = w + i * TILE, *importance = v + i * TILE;
-    const size_t at = i % LANES;
-    PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
-      const float q = level<T>(x[l], g, inverse, l, low, high);
-      const float k = T::weighted ? importance[l] : 1.0f;
-      acc[3][at][l] += T::weighted ? (q * q) * k : q * q;
-      acc[4][at][l] += T::weighted ? (q * x[l]) * k : q * x[l];
+PQ_INLINE Grids fitted_grids(const float* w, const float* v, size_t size, const GridSearch& how, float low, float high,
+                             const Grids& grids) {
+  const Wide g(grids, low, high);
+  V all_v[LANES], all_q[LANES], all_w[LANES], all_qq[LANES], all_qw[LANES];
+  for (size_t k = 0; k < LANES; ++k) {
+    V sv{}, sq{}, sw{}, sqq{}, sqw{};
+    for (size_t i = k; i < size; i += LANES) {
+      const V x = take(w + i * TILE), q = levels<T>(x, g), factor = T::weighted ? take(v + i * TILE) : all(1);
+      sqq += T::weighted ? (q * q) * factor : q * q;
+      sqw += T::weighted ? (q * x) * factor : q * x;
       if (!T::bias) continue;  // only these two are used
-      acc[0][at][l] += k;
-      acc[1][at][l] += T::weighted ? q * k : q;
-      acc[2][at][l] += T::weighted ? x[l] * k : x[l];
+      sv += factor;
+      sq += T::weighted ? q * factor : q;
+      sw += T::weighted ? x * factor : x;
     }
+    all_v[k] = sv, all_q[k] = sq, all_w[k] = sw, all_qq[k] = sqq, all_qw[k] = sqw;
   }
-  for (size_t s = T::bias ? 0 : 3; s < 5; ++s) sum_lanes(acc[s], sums[s]);
-  PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
-    const Sums s{sums[0][l], sums[1][l], sums[2][l], sums[3][l], sums[4][l]};
-    const Grid one = fitted(s, {g.scale[l], g.offset[l], g.bias[l]}, how);
-    out.scale[l] = one.scale;
-    out.offset[l] = one.offset;
-    out.bias[l] = one.bias;
-  }
+  const V qq = sum_of(all_qq), qw = sum_of(all_qw);
+  if (!T::bias) return {stored_all(qw / qq, how.type, 1), g.offset, g.bias};
+  const V sv = sum_of(all_v), sq = sum_of(all_q), sw = sum_of(all_w);
+  const V scale = stored_all((sv * qw - sq * sw) / (sv * qq - sq * sq), how.type, 1);
+  return {scale, g.offset, stored_all((sw - scale * sq) / sv, how.type, 0)};
 }
 
-PQ_INLINE void keep_better(const Grids& g, const float* error, Grids& best, float* least) {
-  PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
-    const bool wins = error[l] < least[l];
-    best.scale[l] = wins ? g.scale[l] : best.scale[l];
-    best.offset[l] = wins ? g.offset[l] : best.offset[l];
-    best.bias[l] = wins ? g.bias[l] : best.bias[l];
-    least[l] = wins ? error[l] : least[l];
-  }
+PQ_INLINE Grids better(const Grids& a, const Grids& b, Signed first) {
+  return {first ? a.scale() : b.scale(), first ? a.offset() : b.offset(), first ? a.bias() : b.bias()};
 }
 
-// w, v: transposed weights and importance of 16 groups, [size][TILE].
-template <class T>
-PQ_INLINE void searched_tile(const float* w, const float* v, size_t size, const GridSearch& how, float low, float high,
-                             Grids& best) {
-  const float first = how.zero == Zero::bias ? std::numeric_limits<float>::infinity() : 0;
-  float bottom[TILE], top[TILE], least[TILE], error[TILE];
-  PQ_LOOP for (size_t l = 0; l < TILE; ++l) bottom[l] = first, top[l] = -first;
-  for (size_t i = 0; i < size; ++i) PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
-      const float x = w[i * TILE + l];
-      bottom[l] = x < bottom[l] ? x : bottom[l];
-      top[l] = x > top[l] ? x : top[l];
-    }
-  candidates(bottom, top, how.clips[0], how, low, high, best);
-  errors_of<T>(w, v, size, best, low, high, least);
-  Grids next;
-  for (size_t c = 1; c < how.clip_count; ++c) {
-    candidates(bottom, top, how.clips[c], how, low, high, next);
-    errors_of<T>(w, v, size, next, low, high, error);
-    keep_better(next, error, best, least);
+// errors: errors_of<T> as a function of its own, in which GCC keeps the sums in registers.
+template <class T, auto errors>
+PQ_INLINE Grids searched_tile(const float* w, const float* v, size_t size, const GridSearch& how, float low,
+                              float high) {
+  V bottom = all(how.zero == Zero::bias ? std::numeric_limits<float>::infinity() : 0), top = -bottom;
+  for (size_t i = 0; i < size; ++i) {
+    const V x = take(w + i * TILE);
+    bottom = smaller(x, bottom);
+    top = larger(x, top);
   }
-  if (how.zero == Zero::bias) {
-    PQ_LOOP for (size_t l = 0; l < TILE; ++l) {
-      const Grid one = of_mlx(bottom[l], top[l], how, low, high);
-      next.scale[l] = one.scale;
-      next.offset[l] = one.offset;
-      next.bias[l] = one.bias;
-    }
-    errors_of<T>(w, v, size, next, low, high, error);
-    keep_better(next, error, best, least);
+  const size_t fits = how.clip_count + T::bias;
+  Grids best;
+  V least{}, error;
+  for (size_t c = 0; c <= fits; ++c) {
+    const Grids next = c < how.clip_count ? candidates(bottom, top, how.clips[c], how, low, high)
+                       : c < fits         ? of_mlx(bottom, top, how, low, high)
+                                          : fitted_grids<T>(w, v, size, how, low, high, best);
+    errors(w, v, size, next, low, high, error);
+    best = c == 0 ? next : better(next, best, error < least);
+    least = c == 0 ? error : smaller(error, least);
   }
-  fitted_grids<T>(w, v, size, how, low, high, best, next);
-  errors_of<T>(w, v, size, next, low, high, error);
-  keep_better(next, error, best, least);
+  return best;
 }
 
-#define PQ_SEARCH_TILE(name, zero, weighted)                                                                   \
-  PQ_SIMD void name(const float* w, const float* v, size_t size, const GridSearch& how, float low, float high, \
-                    Grids& best) {                                                                             \
-    searched_tile<Terms<zero, weighted>>(w, v, size, how, low, high, best);                                    \
+#define PQ_SEARCH_TILE(name, zero, weighted)                                                                     \
+  PQ_SIMD void name##_errors(const float* w, const float* v, size_t size, const Grids& g, float low, float high, \
+                             V& out) {                                                                           \
+    out = errors_of<Terms<zero, weighted>>(w, v, size, g, low, high);                                            \
+  }                                                                                                              \
+  PQ_SIMD void name(const float* w, const float* v, size_t size, const GridSearch& how, float low, float high,   \
+                    Grids& best) {                                                                               \
+    best = searched_tile<Terms<zero, weighted>, name##_errors>(w, v, size, how, low, high);                      \
   }
 PQ_SEARCH_TILE(symmetric_tile, Zero::none, false)
 PQ_SEARCH_TILE(symmetric_weighted_tile, Zero::none, true)
@@ -304,7 +368,7 @@ void transpose(const float* in, size_t size, float* out) {
     for (size_t l = 0; l < TILE; ++l) out[i * TILE + l] = in[l * size + i];
 }
 
-// The tiles of 16 whole groups; returns the number of groups that are done.
+// The tiles of TILE whole groups; returns the number of groups that are done.
 size_t search_tiles(const float* w, const float* weights, size_t count, size_t groups, size_t size,
                     const GridSearch& how, float low, float high, int8_t* codes, float* scale, float* offset,
                     float* bias) {
@@ -314,13 +378,15 @@ size_t search_tiles(const float* w, const float* weights, size_t count, size_t g
   size_t cell = 0;
   for (; cell + TILE <= count; cell += TILE) {
     transpose(w + cell * size, size, x.data());
-    if (weighted)
+    if (weighted && cell % groups + TILE <= groups)
+      transpose(weights + cell % groups * size, size, v.data());
+    else if (weighted)
       for (size_t l = 0; l < TILE; ++l)
         for (size_t i = 0; i < size; ++i) v[i * TILE + l] = weights[(cell + l) % groups * size + i];
     Grids best;
     search(x.data(), v.data(), size, how, low, high, best);
     for (size_t l = 0; l < TILE; ++l) {
-      const Grid g{best.scale[l], best.offset[l], best.bias[l]};
+      const Grid g = best[l];
       write_codes(w + (cell + l) * size, size, g, low, high, codes + (cell + l) * size);
       scale[cell + l] = g.scale;
       offset[cell + l] = g.offset;

@@ -50,22 +50,52 @@ PQ_INLINE void dequantize_nibbles(const uint8_t* __restrict src, float* __restri
   }
 }
 
-template <bool affine, bool fifth>
-PQ_INLINE void quantize_nibbles(const float* src, uint8_t* dst, size_t blocks) {
-  using B = Nibbles<affine, fifth>;
-  for (size_t i = 0; i < blocks; ++i, src += 32, dst += B::bytes) {
-    uint8_t q[32];
-    if constexpr (affine) {
-      const Range r = range<32>(src);
-      const float d = (r.max - r.min) / (B::levels - 1), id = inverse(d);
-      store_half(dst, d);
-      store_half(dst + 2, r.min);
-      for (int j = 0; j < 32; ++j) q[j] = uint8_t(int(clamp((src[j] - r.min) * id + 0.5f, 0, B::levels - 1)));
-    } else {
-      const float d = first_extreme<32>(src) / -(B::levels / 2), id = inverse(d);
-      store_half(dst, d);
-      for (int j = 0; j < 32; ++j) q[j] = uint8_t(int(clamp(src[j] * id + (B::levels / 2 + 0.5f), 0, B::levels - 1)));
+// The scales of some blocks side by side: divisions and conversions of one after the other would take most of the time.
+constexpr size_t TOGETHER = 8;
+
+struct Scales {
+  float d[TOGETHER] = {}, id[TOGETHER];
+  uint16_t stored[TOGETHER];
+
+  PQ_INLINE void divide(float by) {
+    PQ_LOOP for (size_t b = 0; b < TOGETHER; ++b) {
+      d[b] /= by;
+      id[b] = inverse(d[b]);
+      stored[b] = float_to_half(d[b]);
     }
+  }
+};
+
+// Calls some(source, target, blocks) for TOGETHER blocks, and for the rest.
+template <size_t bytes, class F>
+PQ_INLINE void in_turn(const float* src, uint8_t* dst, size_t blocks, const F& some) {
+  for (; blocks >= TOGETHER; blocks -= TOGETHER, src += 32 * TOGETHER, dst += bytes * TOGETHER)
+    some(src, dst, TOGETHER);
+  some(src, dst, blocks);
+}
+
+template <bool affine, bool fifth>
+PQ_INLINE void quantize_nibbles(const float* src, uint8_t* dst, size_t count) {
+  using B = Nibbles<affine, fifth>;
+  Scales s;
+  float least[TOGETHER];
+  for (size_t b = 0; b < count; ++b) {
+    if constexpr (affine) {
+      const Range r = range<32>(src + 32 * b);
+      s.d[b] = r.max - r.min, least[b] = r.min;
+    } else {
+      s.d[b] = first_extreme<32>(src + 32 * b);
+    }
+  }
+  s.divide(affine ? B::levels - 1 : -(B::levels / 2));
+  for (size_t b = 0; b < count; ++b, src += 32, dst += B::bytes) {
+    uint8_t q[32];
+    store(dst, s.stored[b]);
+    if constexpr (affine) store_half(dst + 2, least[b]);
+    const float shift = affine ? 0.5f : B::levels / 2 + 0.5f, first = affine ? least[b] : 0.0f, id = s.id[b];
+    PQ_LOOP
+    for (int j = 0; j < 32; ++j)
+      q[j] = uint8_t(int(clamp((affine ? src[j] - first : src[j]) * id + shift, 0, B::levels - 1)));
     pack_codes<fifth>(q, dst + B::high, dst + B::nibbles);
   }
 }
@@ -101,7 +131,7 @@ PQ_INLINE void search_nibbles(const float* src, uint8_t* dst, size_t rows, size_
     dequantize_nibbles<affine, fifth>(src, dst, blocks);                                                       \
   }                                                                                                            \
   PQ_SIMD void round_##name(const float* src, uint8_t* dst, size_t blocks) {                                   \
-    quantize_nibbles<affine, fifth>(src, dst, blocks);                                                         \
+    in_turn<Nibbles<affine, fifth>::bytes>(src, dst, blocks, quantize_nibbles<affine, fifth>);                 \
   }                                                                                                            \
   PQ_SIMD void search_##name(const float* src, uint8_t* dst, size_t rows, size_t cols, const float* weights) { \
     search_nibbles<affine, fifth>(src, dst, rows, cols, weights);                                              \
@@ -139,12 +169,21 @@ PQ_INLINE float quantize_bytes(const float* src, int8_t* q) {
   return d;
 }
 
-PQ_SIMD void quantize_q8_0(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
-  for (size_t i = 0; i < rows * cols / 32; ++i, src += 32, dst += 34) {
+PQ_INLINE void some_q8_0(const float* src, uint8_t* dst, size_t count) {
+  Scales s;
+  for (size_t b = 0; b < count; ++b) s.d[b] = abs_max<32>(src + 32 * b);
+  s.divide(127);
+  for (size_t b = 0; b < count; ++b, src += 32, dst += 34) {
     int8_t q[32];
-    store_half(dst, quantize_bytes(src, q));
+    store(dst, s.stored[b]);
+    PQ_LOOP
+    for (int j = 0; j < 32; ++j) q[j] = int8_t(round_half_away(clamp(src[j] * s.id[b], -127, 127)));
     std::memcpy(dst + 2, q, 32);
   }
+}
+
+PQ_SIMD void quantize_q8_0(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
+  in_turn<34>(src, dst, rows * cols / 32, some_q8_0);
 }
 
 PQ_SIMD void quantize_q8_1(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {

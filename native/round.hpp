@@ -42,13 +42,18 @@ PQ_INLINE float abs_max(const float* x) {
 // The first value of the largest magnitude, with its sign; +0 if all are zero.
 template <int n>
 PQ_INLINE float first_extreme(const float* x) {
-  const int32_t top = std::bit_cast<int32_t>(abs_max<n>(x));
-  int first = n - 1;
+  constexpr int32_t sign = std::numeric_limits<int32_t>::min();
+  int32_t plus = 0, minus = 0;  // magnitudes of the positive values, and of the negative ones
   for (int j = 0; j < n; ++j) {
-    const int at = magnitude_bits(x[j]) == top ? j : n - 1;
-    first = at < first ? at : first;
+    const int32_t bits = std::bit_cast<int32_t>(x[j]), other = bits ^ sign;
+    plus = bits > plus ? bits : plus;
+    minus = other > minus ? other : minus;
   }
-  return top == 0 ? 0.0f : x[first];
+  if (plus != minus) return plus > minus ? std::bit_cast<float>(plus) : std::bit_cast<float>(minus ^ sign);
+  if (plus)
+    for (int j = 0; j < n; ++j)
+      if (magnitude_bits(x[j]) == plus) return x[j];
+  return 0.0f;
 }
 
 struct Range {

@@ -67,6 +67,20 @@ def test_engines_agree_on_finite_floats(name):
     check_same_engines(name)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("blocks", [1, 7, 8, 9, 24])
+def test_engines_agree_where_the_largest_magnitudes_have_both_signs(name, blocks):
+    codec = polyquant.codec(name)
+    x = np.random.default_rng(blocks).integers(-2, 3, (3, 128 * blocks)).astype(np.float32)
+    x[0, : 64 * blocks] = 0
+    x[1, : 64 * blocks] *= np.float32(1e-40)
+    made = []
+    for which in ("native", "numpy"):
+        with native.engine(which):
+            made.append(codec.pack(codec.quantize(x))["blocks"])
+    np.testing.assert_array_equal(made[0], made[1])
+
+
 @pytest.mark.parametrize("name", SEARCHED)
 def test_engines_agree_in_the_search(name):
     check_same_engines(name, searched=True)

@@ -29,7 +29,7 @@ Spec = dict[str, Any]
 """A Vega-Lite specification; empty if there is nothing to draw."""
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 MEASURED = "sans-serif"
-"""The font by which the library places text; the page then shows its own."""
+"""The font by which the library places text; the page then shows its own, which may be a fifth wider."""
 
 _WIDTH = 640
 _TEXT = "var(--text)"
@@ -40,8 +40,11 @@ _CONFIG = {
     "axis": {
         "labelColor": _TEXT, "titleColor": _TEXT, "gridColor": "var(--line)", "domainColor": "var(--line)",
         "tickColor": "var(--line)", "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal",
+        "titlePadding": 12,
     },
-    "legend": {"labelColor": _TEXT, "titleColor": _TEXT, "labelLimit": 220, "titleFontWeight": "normal"},
+    "legend": {
+        "labelColor": _TEXT, "titleColor": _TEXT, "labelLimit": 220, "titleFontWeight": "normal", "columnPadding": 28,
+    },
     "text": {"color": _TEXT},
 }  # fmt: skip
 _COLORS = ["#2f6fde", "#d9730d", "#2f9e63", "#a24fc4", "#c8435a", "#0f9aa8", "#9a7b1c", "#6b7280", "#e08bb5", "#7fa3e6"]
@@ -64,7 +67,8 @@ _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 def _chart(spec: Spec) -> Spec:
     """The specification with its schema and the configuration of all charts."""
-    return {"$schema": SCHEMA, "config": _CONFIG, **spec}
+    margin = {"left": 16, "right": 16, "top": 5, "bottom": 5}  # a wider font than MEASURED needs it
+    return {"$schema": SCHEMA, "config": _CONFIG, "padding": margin, **spec}
 
 
 def size_against_error(report: Overview) -> Spec:
@@ -131,7 +135,13 @@ def _points(
 ) -> Spec:
     """Points at (size, y) with their names. y: title and scale; label: expression of a point's label; below: layers."""
     x = {"field": "size", "type": "quantitative", "scale": {"zero": False, "padding": 24}, "title": f"size, {unit}"}
-    vertical = {"field": "y", "type": "quantitative", "title": y[0], "axis": {"tickCount": 5}, "scale": y[1]}
+    vertical = {
+        "field": "y",
+        "type": "quantitative",
+        "title": y[0],
+        "axis": {"tickCount": 5, "format": "~g"},
+        "scale": y[1],
+    }
     color = {
         "field": "kind", "type": "nominal", "title": None,
         "scale": {"domain": list(kinds), "range": _KIND_COLORS[: len(kinds)]}, "legend": {"orient": "top"},

@@ -60,7 +60,7 @@ def page(report: Overview, process: ChartProcess | None = None) -> str:
     packages of the extra `report`.
     """
     require_packages()
-    size_chart = charts.size_against_error(report) if report.candidates else {}
+    size_chart = charts.size_against_error(report) if len(report.candidates) > 1 else {}
     if process is not None:
         process.begin(size_chart)
     from jinja2 import Environment, StrictUndefined

@@ -17,6 +17,9 @@ import pytest
 
 from polyquant.ops import native
 
+PATIENCE = 1200 if "POLYQUANT_SANITIZED" in os.environ else 120
+"""Seconds of wall-clock time until an answer."""
+
 pytestmark = pytest.mark.skipif(not native.available(), reason="no native kernels here")
 
 if native.available():
@@ -51,7 +54,7 @@ def child():
 def test_no_call_crashes_the_process(name, child):
     child.stdin.write(name + "\n")
     child.stdin.flush()
-    assert select.select([child.stdout], [], [], 120)[0], "hangs"
+    assert select.select([child.stdout], [], [], PATIENCE)[0], "hangs"
     done = json.loads(child.stdout.readline())
     assert done["code"] == 0, f"exit {done['code']} at:\n{done['err']}"
     found = json.loads(done["out"])

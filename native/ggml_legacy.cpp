@@ -163,10 +163,9 @@ PQ_INLINE void dequantize_bytes(const uint8_t* src, float* dst, size_t blocks) {
 PQ_SIMD void dequantize_q8_0(const uint8_t* src, float* dst, size_t blocks) { dequantize_bytes<2>(src, dst, blocks); }
 PQ_SIMD void dequantize_q8_1(const uint8_t* src, float* dst, size_t blocks) { dequantize_bytes<4>(src, dst, blocks); }
 
-PQ_INLINE float quantize_bytes(const float* src, int8_t* q) {
-  const float d = abs_max<32>(src) / 127, id = inverse(d);
+PQ_INLINE void round_bytes(const float* src, float id, int8_t* q) {
+  PQ_LOOP
   for (int j = 0; j < 32; ++j) q[j] = int8_t(round_half_away(clamp(src[j] * id, -127, 127)));
-  return d;
 }
 
 PQ_INLINE void some_q8_0(const float* src, uint8_t* dst, size_t count) {
@@ -176,8 +175,7 @@ PQ_INLINE void some_q8_0(const float* src, uint8_t* dst, size_t count) {
   for (size_t b = 0; b < count; ++b, src += 32, dst += 34) {
     int8_t q[32];
     store(dst, s.stored[b]);
-    PQ_LOOP
-    for (int j = 0; j < 32; ++j) q[j] = int8_t(round_half_away(clamp(src[j] * s.id[b], -127, 127)));
+    round_bytes(src, s.id[b], q);
     std::memcpy(dst + 2, q, 32);
   }
 }
@@ -189,7 +187,8 @@ PQ_SIMD void quantize_q8_0(const float* src, uint8_t* dst, size_t rows, size_t c
 PQ_SIMD void quantize_q8_1(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
   for (size_t i = 0; i < rows * cols / 32; ++i, src += 32, dst += 36) {
     int8_t q[32];
-    const float d = quantize_bytes(src, q);
+    const float d = abs_max<32>(src) / 127;
+    round_bytes(src, inverse(d), q);
     int sum = 0;
     for (int j = 0; j < 32; ++j) sum += q[j];
     store_half(dst, d);

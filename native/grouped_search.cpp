@@ -223,8 +223,8 @@ struct Wide {
   static PQ_INLINE Signed bits_of(float code) { return std::bit_cast<int32_t>(code + SHIFT) - Signed{}; }
 };
 
-PQ_INLINE V clamped(V shifted, Signed first,
-                    Signed last) {  // as integers: that leaves the units for floats to the sums
+// As integers: that leaves the units for floats to the sums.
+PQ_INLINE V clamped(V shifted, Signed first, Signed last) {
   Signed bits = Signed(shifted);
   bits = bits > first ? bits : first;
   bits = bits < last ? bits : last;

@@ -242,6 +242,11 @@ def _tokens(n: int) -> dict[str, int]:
     return {f"t{i}": i for i in range(n)}
 
 
+def _longest_twice(tokenizer: dict[str, Any]) -> None:
+    token = max(tokenizer["model"]["vocab"], key=len)
+    tokenizer["model"]["merges"] = [f"{token} {token}"]
+
+
 UNTRANSLATABLE: dict[str, Maker] = {
     "layers 1e9": setting(num_hidden_layers=10**9),
     "heads do not divide": setting(num_attention_heads=7, head_dim=None),
@@ -257,11 +262,12 @@ UNTRANSLATABLE: dict[str, Maker] = {
     "tokenizer empty": model("tokenizer.json", b""),
     "tokenizer model text": model("tokenizer.json", lambda t: t.update(model="x")),
     "tokenizer vocab list": model("tokenizer.json", lambda t: t["model"].update(vocab=["a"])),
-    "tokenizer vocab of text": model("tokenizer.json", lambda t: t["model"].update(vocab={"a": "b"})),
-    "tokenizer ids negative": model("tokenizer.json", lambda t: t["model"].update(vocab={"a": -1})),
+    "tokenizer vocab of text": model("tokenizer.json", lambda t: t["model"].update(vocab={"a": "b"}, merges=[])),
+    "tokenizer ids negative": model("tokenizer.json", lambda t: t["model"].update(vocab={"a": -1}, merges=[])),
     "tokenizer ids twice": model("tokenizer.json", lambda t: t["model"].update(vocab={"a": 0, "b": 0})),
     "tokenizer merges numbers": model("tokenizer.json", lambda t: t["model"].update(merges=[1, 2])),
     "tokenizer merges of unknown": model("tokenizer.json", lambda t: t["model"].update(merges=["zz qq"])),
+    "tokenizer merges too long": model("tokenizer.json", _longest_twice),
     "tokenizer added garbage": model("tokenizer.json", lambda t: t.update(added_tokens=[1, {"id": "x"}])),
     "tokenizer deep": model("tokenizer.json", b'{"model":' + b"[" * 1000 + b"]" * 1000 + b"}"),
     "tokenizer not UTF-8": model("tokenizer.json", b'{"model": "\xff"}'),

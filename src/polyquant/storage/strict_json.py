@@ -26,7 +26,19 @@ from polyquant.no_collection import no_collection
 from polyquant.storage.parsed import recall, remember
 from polyquant.storage.source import Source
 
-__all__ = ["HEADER", "INDEX", "OTHER", "TOKENIZER", "Limit", "integer", "integers", "parse", "read", "typed"]
+__all__ = [
+    "HEADER",
+    "INDEX",
+    "OTHER",
+    "TOKENIZER",
+    "Limit",
+    "check_values",
+    "integer",
+    "integers",
+    "parse",
+    "read",
+    "typed",
+]
 
 MAX_DEPTH = 64
 _CHUNK = 1 << 20
@@ -92,6 +104,12 @@ def parse(data: Any, limit: Limit = OTHER, *, file: object = None) -> Any:
     if "\\ud" in text or "\\uD" in text:
         _refuse_surrogates(value, file)
     return value
+
+
+def check_values(data: bytes, limit: Limit, *, file: object = None) -> None:
+    """Raise InputError for more values than the limit. Much faster than `parse` for almost all files."""
+    if data.count(b"[") + data.count(b"{") + data.count(b",") > limit.values:  # including those in strings
+        _measure(np.frombuffer(data, np.uint8), limit, file)
 
 
 def _measure(raw: np.ndarray[Any, np.dtype[np.uint8]], limit: Limit, file: object) -> None:

@@ -167,8 +167,10 @@ def compare_checkpoints(
     *,
     named: Named | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_tensor: Callable[[TensorComparison], None] = lambda compared: None,
 ) -> Comparison:
-    """Compare opened checkpoints. named: what `sides(a, b)` returned, if the caller has it.
+    """Compare opened checkpoints. named: what `sides(a, b)` returned, if the caller has it; on_tensor: called with each
+    result.
 
     Raises PlanError if they have no tensor in common or shapes differ.
     """
@@ -180,6 +182,7 @@ def compare_checkpoints(
     done, out = 0, []
     for name in common:
         out.append(compare_tensor(name, left[name], right[name]))
+        on_tensor(out[-1])
         done += math.prod(left[name].shape)
         if on_progress is not None:
             on_progress(Progress(done, total, name, 0.0))

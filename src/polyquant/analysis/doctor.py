@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import polyquant
-from polyquant.conversion.execute import cores
 from polyquant.ops import native
 from polyquant.ops.matmul import Group, packed, round_activations
+from polyquant.ops.native import cores
 from polyquant.registry import codec
 from polyquant.tables import Listing
 

@@ -31,7 +31,7 @@ from polyquant.storage.source import refuse_changed
 from polyquant.storage.staging import Resume, Staging, staged
 from polyquant.storage.work_folder import CALIBRATION
 
-__all__ = ["Engine", "cores", "execute", "kernel_threads", "memory_limit", "refuse_shared"]
+__all__ = ["Engine", "execute", "kernel_threads", "memory_limit", "refuse_shared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,9 @@ def execute(
             if part is not None:
                 assert isinstance(staging, Staging)
                 shared = SharedCalibration(staging.folder.with_name(CALIBRATION))
-            reports = Run(plan, tasks, threads or cores(), measure, on_progress, limit, shared).all_tasks(staging)
+            reports = Run(plan, tasks, threads or native.cores(), measure, on_progress, limit, shared).all_tasks(
+                staging
+            )
             if shared is not None:
                 shared.finish()
     nbytes = plan.nbytes if part is None else sum(task.nbytes for task in tasks)
@@ -151,7 +153,7 @@ def _on_engine(
         measure,
         max_memory,
     )
-    workers = engine.workers or max(1, cores() // engine.threads)
+    workers = engine.workers or max(1, native.cores() // engine.threads)
     cluster = cluster_named(engine.name, assignment, workers=workers, address=engine.address)
     try:
         return run_units(plan, staging, cluster, lease=engine.lease, on_progress=on_progress)
@@ -183,9 +185,3 @@ def kernel_threads(count: int | None) -> Iterator[None]:
     finally:
         if count is not None:
             native.set_threads(before)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    allowed = getattr(os, "sched_getaffinity", None)  # Linux only; elsewhere all cores
-    return len(allowed(0)) if allowed else os.cpu_count() or 1

@@ -53,6 +53,7 @@ _enabled = os.environ.get("POLYQUANT_NATIVE", "1") != "0" and _isa != "numpy"
 
 __all__ = [
     "available",
+    "cores",
     "dequantize_blocks",
     "empty",
     "engine",
@@ -196,3 +197,9 @@ def ternarize(w: F32, codes: I8, scale: F32) -> bool:
         return False
     module.ternarize(w.reshape(-1), codes.reshape(-1), scale.reshape(-1))
     return True
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux only; elsewhere all cores
+    return len(allowed(0)) if allowed else os.cpu_count() or 1

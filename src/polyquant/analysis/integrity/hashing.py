@@ -15,8 +15,8 @@ from typing import Any
 
 from polyquant.analysis.integrity.content import TensorDigest, digest_of, files_of
 from polyquant.analysis.integrity.files import FileDigest, file_digest
-from polyquant.conversion.execute import cores
 from polyquant.formats.steps import Progress
+from polyquant.ops.native import cores
 from polyquant.types import Weight
 
 __all__ = ["file_names", "hash_all"]

@@ -310,8 +310,10 @@ def error_map(candidate: Candidate) -> Spec:
 
 
 def histogram_bars(histograms: Sequence[Histogram]) -> Spec:
-    """Weights of the reference as bars, those of the candidate as a line over them; one chart for each tensor."""
-    return _chart({"columns": 2, "spacing": 28, "concat": [_histogram(h) for h in histograms]})
+    """Weights of the reference as bars, those of the candidate as a line over them, for each tensor; empty for none."""
+    if len(histograms) == 1:
+        return _chart(_histogram(histograms[0]))
+    return _chart({"columns": 2, "spacing": 28, "concat": [_histogram(h) for h in histograms]}) if histograms else {}
 
 
 def _title(tensor: str) -> str:

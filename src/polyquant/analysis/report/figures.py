@@ -179,7 +179,7 @@ def _figures(overview: Overview, models: Sequence[Candidate]) -> Iterator[Figure
             "type_map": charts.type_map(candidate),
             "error_map": charts.error_map(candidate) if candidate.comparison is not None else {},
             "divergence": charts.divergence_bars(candidate),
-            "histograms": charts.histogram_bars(candidate.histograms) if candidate.histograms else {},
+            "histograms": charts.histogram_bars(candidate.histograms),
         }
         for name, spec in specs.items():
             if spec:

@@ -43,7 +43,9 @@ _GENERIC = {"hf", "model", "weights", "out", "output", "latest", "main", "."}
 Tick = Callable[[int, int, str], None]
 """Called with (done, total, what)."""
 Seen = Callable[["Candidate"], None]
-"""Called with a candidate before and after it is compared, and again with its histograms: its findings follow later."""
+"""Called with a candidate before it is compared, with histograms that it may have, and with what it has: its findings
+follow later.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +158,13 @@ def gather(
             named = sides(checkpoint, other)
             candidate = Candidate(label, inspect(path), Findings(), tensors=_compared(named))
             seen(candidate)
-            comparison = compare_checkpoints(checkpoint, other, named=named, on_progress=watching(stages * i, label))
+            worst = _Worst(candidate, named, histograms, seen)
+            comparison = compare_checkpoints(
+                checkpoint, other, named=named, on_progress=watching(stages * i, label), on_tensor=worst.add
+            )
             candidate = replace(candidate, comparison=comparison)
             seen(candidate)
-            candidate = replace(candidate, histograms=_histograms(named, comparison, histograms))
+            candidate = replace(candidate, histograms=worst.histograms())
             seen(candidate)
             evaluation, problem = None, ""
             if text is not None:
@@ -226,12 +231,38 @@ def layer_and_kind(name: str) -> tuple[int, str] | None:
 # ---------------------------------------------------------------- histograms
 
 
-def _histograms(named: Named, comparison: Comparison, most: int) -> tuple[Histogram, ...]:
-    """Histograms of the matrices with the largest errors."""
-    left, right = named
-    changed = [t for t in comparison.tensors if len(t.shape) > 1 and t.error.snr < math.inf]
-    worst = sorted(changed, key=lambda t: t.error.snr)[:most]
-    return tuple(_histogram(t.name, left[t.name], right[t.name]) for t in worst)
+class _Worst:
+    """The `most` matrices with the largest errors, and their histograms.
+
+    `seen` is told of the worst so far once most weights are compared: few others follow, and the charts are drawn while
+    the rest is compared.
+    """
+
+    EARLY = 0.7
+    """Share of the weights after which histograms are made."""
+
+    def __init__(self, candidate: Candidate, named: Named, most: int, seen: Seen) -> None:
+        self._candidate, self._named, self._most, self._seen = candidate, named, most, seen
+        self._todo = sum(math.prod(shape) for _, shape, _ in candidate.tensors)
+        self._late = (1 - self.EARLY) * self._todo
+        self._worst: list[TensorComparison] = []
+        self._made: dict[str, Histogram] = {}
+
+    def add(self, compared: TensorComparison) -> None:
+        """Take the next result."""
+        self._todo -= math.prod(compared.shape)
+        if len(compared.shape) > 1 and compared.error.snr < math.inf:
+            self._worst = sorted([*self._worst, compared], key=lambda t: t.error.snr)[: self._most]
+        if self._todo < self._late and any(t.name not in self._made for t in self._worst):
+            self._seen(replace(self._candidate, histograms=self.histograms()))
+
+    def histograms(self) -> tuple[Histogram, ...]:
+        """Those of the worst matrices so far, the worst first."""
+        left, right = self._named
+        for t in self._worst:
+            if t.name not in self._made:
+                self._made[t.name] = _histogram(t.name, left[t.name], right[t.name])
+        return tuple(self._made[t.name] for t in self._worst)
 
 
 def _histogram(name: str, a: Side, b: Side) -> Histogram:

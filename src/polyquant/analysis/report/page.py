@@ -51,7 +51,7 @@ def _start(target: Path) -> str:
 
 def begin_charts(candidate: Candidate, process: ChartProcess) -> None:
     """Start to draw what the page shows of a candidate, as far as it is known."""
-    for spec in _charts_of(candidate).values():
+    for spec in (*_charts_of(candidate).values(), *_histograms_of(candidate)):
         process.begin(spec)
 
 
@@ -97,18 +97,24 @@ def _charts_of(candidate: Candidate) -> dict[str, Spec]:
         "type_map": charts.type_map(candidate),
         "error_map": charts.error_map(candidate) if candidate.comparison is not None else {},
         "layers": charts.divergence_bars(candidate),
-        "histograms": charts.histogram_bars(candidate.histograms) if candidate.histograms else {},
     }
 
 
-def _drawn(candidate: Candidate, report: Overview, process: ChartProcess | None) -> dict[str, str]:
+def _histograms_of(candidate: Candidate) -> list[Spec]:
+    """A chart per histogram, because each is known at another time."""
+    return [charts.histogram_bars([histogram]) for histogram in candidate.histograms]
+
+
+def _drawn(candidate: Candidate, report: Overview, process: ChartProcess | None) -> dict[str, Any]:
     """The charts of a checkpoint as SVG; none for the reference, if the page has no section about it."""
     shown = candidate is not report.reference or not report.candidates
     mapped = len(report.candidates) <= MAPS or candidate.label in report.efficient
-    return {
+    drawn: dict[str, Any] = {
         name: draw(spec, process) if shown and (mapped or name not in _MAP_CHARTS) else ""
         for name, spec in _charts_of(candidate).items()
     }
+    names = [escaped(histogram.tensor) for histogram in candidate.histograms]
+    return {**drawn, "histograms": list(zip(names, (draw(h, process) for h in _histograms_of(candidate)), strict=True))}
 
 
 def _shown(candidate: Candidate, report: Overview, process: ChartProcess | None) -> dict[str, Any]:

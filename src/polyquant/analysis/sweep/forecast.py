@@ -12,10 +12,10 @@ from polyquant.analysis.speed import NEW, PROMPT
 from polyquant.analysis.sweep.candidates import Candidate
 from polyquant.conversion.convert import plan
 from polyquant.conversion.estimate import Workload, forward_seconds
-from polyquant.conversion.execute import cores
 from polyquant.conversion.speed import Speed, measure_speed
 from polyquant.conversion.steps import Plan
 from polyquant.errors import PolyquantError
+from polyquant.ops.native import cores
 from polyquant.types import Floats
 
 __all__ = ["Forecast", "forecasts", "source_seconds"]

@@ -34,11 +34,11 @@ from polyquant.analysis.sweep.process import Answer, run_child
 from polyquant.analysis.sweep.results import Sweep
 from polyquant.analysis.sweep.scores import Request
 from polyquant.analysis.sweep.trials import Measurement, Trial
-from polyquant.conversion.execute import cores
 from polyquant.conversion.report import StepReport
 from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.sizes import memory_bytes
 from polyquant.ops import native
+from polyquant.ops.native import cores
 from polyquant.runtime.text import read_text
 from polyquant.storage.locations import is_remote
 

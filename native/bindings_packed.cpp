@@ -89,6 +89,7 @@ void bind_packed(nb::module_& m) {
   m.def("packed_set", [] { return packed_set().name; });
   m.def("use_plain_kernels", &use_plain_kernels, "plain"_a);
   m.def("use_avx2_kernels", &use_avx2_kernels);
+  m.def("set_joint_rows", &set_joint_rows, "joint"_a);
   m.def("set_threads", &set_threads, "count"_a);
   m.def("get_threads", &get_threads);
   m.def("kernel_nanoseconds", &kernel_nanoseconds);

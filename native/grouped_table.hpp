@@ -49,9 +49,10 @@ void dequantize_grouped(const PackedMatrix& w, size_t v, float* out) {
 #define PQ_FLOATS(name, e5m2) \
   PackedKernel { name, 1, 1, 1, nullptr, dequantize_floats<e5m2> }
 #endif
-#define PQ_GROUPED(name, ...)                                                                               \
-  PackedKernel {                                                                                            \
-    name, __VA_ARGS__::block, __VA_ARGS__::bytes, 1, multiply<__VA_ARGS__>, dequantize_grouped<__VA_ARGS__> \
+#define PQ_GROUPED(name, ...)                                                                                         \
+  PackedKernel {                                                                                                      \
+    name, __VA_ARGS__::block, __VA_ARGS__::bytes, 1, multiply<__VA_ARGS__>, dequantize_grouped<__VA_ARGS__>, nullptr, \
+        kAlone<__VA_ARGS__>                                                                                           \
   }
 
 constexpr PackedKernel kGrouped[] = {

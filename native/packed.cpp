@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "threads.hpp"
@@ -23,8 +24,11 @@ const PackedSet* best() {
 }
 
 std::atomic<const PackedSet*> chosen{best()};
+thread_local bool joint_rows = false;
 
 }  // namespace
+
+bool set_joint_rows(bool joint) { return std::exchange(joint_rows, joint); }
 
 const PackedSet& packed_set() { return *chosen.load(std::memory_order_relaxed); }
 
@@ -147,7 +151,7 @@ Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bo
     const size_t first = tokens > 8 ? 8 * c : 0, last = tokens > 8 ? std::min(tokens, first + 8) : tokens;
     for (size_t t = first; t < last; ++t) one(t);
   });
-  return {q, paired, scale, sum16, sum32, tokens, padded, how != Rounding::block};
+  return {q, paired, scale, sum16, sum32, tokens, padded, how != Rounding::block, joint_rows};
 }
 
 void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens, size_t stride) {
@@ -205,7 +209,8 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   }
   Activations a{};
   if (integers) a = rounded(x, jobs[0].matrix->cols, tokens, rounding, tokens <= kFewTokens);
-  if (integers && tokens > kFewTokens) {
+  const auto in_lanes = [&](const PackedJob& job) { return job.integers(rounding) && tokens > job.kernel->alone; };
+  if (std::any_of(jobs.begin(), jobs.end(), in_lanes)) {
     a.lanes = lanes_in(lane_room, lane_vectors(tokens), a.padded);
     parallel_for(a.padded / kUnit, [&](size_t unit) { put_side_by_side(a, a.lanes, unit); });
   }

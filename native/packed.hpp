@@ -36,7 +36,8 @@ struct Activations {
   const float* sum16;    // [T, padded / 16] scale * sum of the codes
   const float* sum32;    // [T, padded / 32]
   size_t tokens, padded;
-  bool wide;  // groups of four scales are equal
+  bool wide;   // groups of four scales are equal
+  bool joint;  // of different sequences: the sums of few tokens need not have the order of one token
   SideBySide lanes{};
 };
 
@@ -87,6 +88,7 @@ struct PackedKernel {
   // At most four tokens of floats x [T, K]; null: rows are dequantized and multiplied
   void (*floats)(const PackedMatrix&, size_t first, size_t last, const float* x, size_t tokens, float* y,
                  size_t stride) = nullptr;
+  size_t alone = 4;  // at most so many tokens are multiplied without Activations::lanes
 };
 
 // The functions of one instruction set, and type-independent loops.
@@ -123,6 +125,9 @@ uint8_t* scratch(size_t bytes);
 float* table_scratch(size_t floats);  // likewise, separate
 
 enum class Rounding { none, block, token, wide };
+
+// Whether the tokens of this thread's next products are of different sequences; returns what it was.
+bool set_joint_rows(bool joint);
 
 // Several matrices with a common input, in one parallel loop. y[t * stride + row].
 struct PackedJob {

@@ -238,6 +238,14 @@ PQ_INLINE __m512i first_bytes() {
   return _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
 }
 
+// The lower fp16 number of each element.
+PQ_INLINE __m512 low_halves(__m512i x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
+
+// Byte i of each element as a number.
+PQ_INLINE __m512 byte_floats(__m512i x, int i) {
+  return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(x, unsigned(8 * i)), _mm512_set1_epi32(255)));
+}
+
 #endif
 
 // ---------------------------------------------------------------- legacy types: small blocks start with fp16 scales
@@ -385,6 +393,29 @@ PQ_INLINE Scales scales_and_minima(const uint8_t* b) {
   return {floats8(s) * half_at(b), floats8(o) * -half_at(b + 2)};
 }
 
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+// The same of sixteen lines.
+PQ_INLINE void put_scales_and_minima(const SixteenLines& b, RowPanel& p) {
+  __m512i x[4];
+  b.load(x);
+  in_quads(x);
+  const __m512i minus = _mm512_set1_epi32(int(0x8000));  // of fp16
+  const __m512 d = low_halves(x[0]), min = low_halves(_mm512_xor_si512(_mm512_srli_epi32(x[0], 16), minus));
+  const auto six = [](__m512i y) { return _mm512_and_si512(y, _mm512_set1_epi32(0x3f3f3f3f)); };
+  const auto four_and_two = [&](__m512i z, __m512i y) {
+    return _mm512_or_si512(_mm512_and_si512(z, _mm512_set1_epi32(0x0f0f0f0f)),
+                           _mm512_and_si512(_mm512_srli_epi32(y, 2), _mm512_set1_epi32(0x30303030)));
+  };
+  const __m512i s[2] = {six(x[1]), four_and_two(x[3], x[1])};
+  const __m512i o[2] = {six(x[2]), four_and_two(_mm512_srli_epi32(x[3], 4), x[2])};
+  PQ_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    _mm512_store_ps(p.d[i], _mm512_mul_ps(byte_floats(s[i / 4], i % 4), d));
+    _mm512_store_ps(p.m[i], _mm512_mul_ps(byte_floats(o[i / 4], i % 4), min));
+  }
+}
+#endif
+
 // Bit `from` of every byte, moved to bit `to`; both known to the compiler after unrolling.
 PQ_INLINE B32 move_bit(const B32& x, int from, int to) {
 #if defined(__AVX2__)
@@ -454,6 +485,8 @@ struct Q4_KCodes {
       put_nibbles(b.from(size_t(16 + 16 * k)), p, at, at + 8, same_codes);
     }
   }
+
+  PQ_INLINE static void sixteen_scales(const SixteenLines& b, RowPanel& p) { put_scales_and_minima(b, p); }
 #endif
 
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
@@ -500,6 +533,8 @@ struct Q5_KCodes {
       }
     }
   }
+
+  PQ_INLINE static void sixteen_scales(const SixteenLines& b, RowPanel& p) { put_scales_and_minima(b, p); }
 #endif
 
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {

@@ -473,6 +473,9 @@ PQ_INLINE __m256i four(const int8_t* a) {
 template <class T, bool wide>
 void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  if constexpr (Sixteen<T>)
+    if (a.tokens >= (a.joint ? kLeastSixteen<T> : 5) && a.tokens <= kMostSixteen)
+      return multiply_sixteen<T, wide>(w, first, last, a, y, stride);
   // One token gains little, because Zen 4 issues a 512-bit operation as two of 256, but has the bits of several: prompt
   // lookup is exact. With tables it would lose a fifth.
   if constexpr (TwoGroups<T>) {
@@ -489,10 +492,6 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
     if (a.tokens == 4) rows_times<T, 2, wide>(w, first, last, a, 2, y, stride);
     return;
   }
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  if constexpr (Sixteen<T>)
-    if (a.tokens <= kMostSixteen) return multiply_sixteen<T, wide>(w, first, last, a, y, stride);
-#endif
   multiply_many<T, wide>(w, first, last, a, y, stride);
 }
 
@@ -503,7 +502,17 @@ void multiply(const PackedMatrix& w, size_t first, size_t last, const Activation
   multiply_as<T, false>(w, first, last, a, y, stride);
 }
 
+template <class T>
+constexpr size_t kAlone = 4;
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+template <Sixteen T>
+constexpr size_t kAlone<T> = kMostSixteen;
+#endif
+
 #else  // no known vector extension: loops that most compilers vectorize partially
+
+template <class T>
+constexpr size_t kAlone = 4;
 
 template <class T>
 void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {

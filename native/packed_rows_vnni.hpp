@@ -9,6 +9,12 @@ constexpr size_t kMostSixteen = 12;
 // Types that unpack a unit of sixteen lines at once.
 template <class T>
 concept Sixteen = requires(SixteenLines b, RowPanel& p) { T::sixteen(b, p); };
+template <class T>
+concept SixteenScales = requires(SixteenLines b, RowPanel& p) { T::sixteen_scales(b, p); };
+
+// With fewer tokens single rows are as fast: their scales and offsets need no panel.
+template <class T>
+constexpr size_t kLeastSixteen = SixteenScales<T> ? 4 : 3;
 
 // Some tokens' activations of one unit, and -centre times the sums of their codes per `span` columns.
 struct FewTokens {
@@ -203,17 +209,20 @@ void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Ac
       }
       RowPanel panel;
       T::sixteen(lines, panel);
-      put_all_scales<T::sub>(panel, form.offset, [&](size_t r, int e) -> Scales {
-        if constexpr (Tabled<T>) {
-          const float* d = tables + r * each + u * unit_subs + size_t(8 * e);
-          return {load<F8>(reinterpret_cast<const uint8_t*>(d)),
-                  load<F8>(reinterpret_cast<const uint8_t*>(d + each / kTableRows))};
-        } else if constexpr (T::sub == 16) {
-          return T::scales(lines.first + r * lines.stride, e);
-        } else {
-          return T::scales(lines.first + r * lines.stride);
-        }
-      });
+      if constexpr (SixteenScales<T>)
+        T::sixteen_scales(lines, panel);
+      else
+        put_all_scales<T::sub>(panel, form.offset, [&](size_t r, int e) -> Scales {
+          if constexpr (Tabled<T>) {
+            const float* d = tables + r * each + u * unit_subs + size_t(8 * e);
+            return {load<F8>(reinterpret_cast<const uint8_t*>(d)),
+                    load<F8>(reinterpret_cast<const uint8_t*>(d + each / kTableRows))};
+          } else if constexpr (T::sub == 16) {
+            return T::scales(lines.first + r * lines.stride, e);
+          } else {
+            return T::scales(lines.first + r * lines.stride);
+          }
+        });
       for (size_t t = 0; t < a.tokens; t += together) {
         const size_t count = a.tokens - t < together ? a.tokens - t : together;
         const FewTokens some = all.at(t, u, unit_subs, unit_starts);

@@ -114,6 +114,21 @@ def test_results_of_one_to_four_tokens_are_the_same_bits(name: str, kernels: str
             np.testing.assert_array_equal(group(x[:tokens], rounding)[0], single[:tokens], err_msg=rounding)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_few_tokens_of_different_sequences(name: str, kernels: str) -> None:
+    rng = np.random.default_rng(17)
+    codec, rows, k = pq.codec(name), 20, 768
+    group = Group([codec.packed(packed_weight(name, rows, k, rng), (rows, k))], [rows])
+    x = (3 * rng.standard_normal((5, k))).astype(np.float32)
+    for rounding in ROUNDINGS:
+        single = np.concatenate([group(x[i : i + 1], rounding)[0] for i in range(4)])
+        margin = 1e-5 * float(np.abs(single).max())
+        with native.joint_rows():
+            for tokens in (1, 2, 3, 4):
+                np.testing.assert_allclose(group(x[:tokens], rounding)[0], single[:tokens], rtol=1e-5, atol=margin)
+        np.testing.assert_array_equal(group(x[:4], rounding)[0], single)  # not after the block
+
+
 @pytest.mark.parametrize("name", ["q4_0", "q4_k", "q6_k", "q8_0", "mxfp4", "tq2_0", "hf_bitnet.autobitlinear"])
 def test_more_tokens_and_rows_than_fit_the_cache(name: str, kernels: str) -> None:
     """Blocks of tokens pass several panels, the last of which is incomplete."""

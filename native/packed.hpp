@@ -88,7 +88,7 @@ struct PackedKernel {
   // At most four tokens of floats x [T, K]; null: rows are dequantized and multiplied
   void (*floats)(const PackedMatrix&, size_t first, size_t last, const float* x, size_t tokens, float* y,
                  size_t stride) = nullptr;
-  size_t alone = 4;  // at most so many tokens are multiplied without Activations::lanes
+  size_t alone = 4;  // the largest number of tokens that need no Activations::lanes
 };
 
 // The functions of one instruction set, and type-independent loops.
@@ -126,7 +126,7 @@ float* table_scratch(size_t floats);  // likewise, separate
 
 enum class Rounding { none, block, token, wide };
 
-// Whether the tokens of this thread's next products are of different sequences; returns what it was.
+// Sets Activations::joint of the next products of this thread. Returns the value before.
 bool set_joint_rows(bool joint);
 
 // Several matrices with a common input, in one parallel loop. y[t * stride + row].

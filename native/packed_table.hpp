@@ -37,16 +37,20 @@ PQ_INLINE void floats_times(const float* panel, size_t rows, size_t cols, const 
 }
 
 void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
-  if (tokens <= 4) {
+  if (tokens < 8) {  // a panel does not pay
     for (size_t r = 0; r < rows; ++r)
       for (size_t t = 0; t < tokens; ++t) y[t * stride + r] = dot_floats(w + r * cols, x + t * cols, cols);
     return;
   }
   auto* panel = reinterpret_cast<float*>(scratch(8 * cols * sizeof(float)));
-  for (size_t k = 0; k < cols; ++k)
+  size_t k = 0;
+  for (; rows == 8 && k + 8 <= cols; k += 8)
+    put_eight(panel + 8 * k, [&](int r) { return _mm256_castps_si256(_mm256_loadu_ps(w + size_t(r) * cols + k)); });
+  for (; k < cols; ++k)
     for (size_t r = 0; r < 8; ++r) panel[8 * k + r] = r < rows ? w[r * cols + k] : 0.0f;
   size_t t = 0;
   for (; t + 8 <= tokens; t += 8) floats_times<8>(panel, rows, cols, x + t * cols, y + t * stride, stride);
+  for (; t + 4 <= tokens; t += 4) floats_times<4>(panel, rows, cols, x + t * cols, y + t * stride, stride);
   for (; t < tokens; ++t) floats_times<1>(panel, rows, cols, x + t * cols, y + t * stride, stride);
 }
 

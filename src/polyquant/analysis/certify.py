@@ -45,7 +45,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class CertifiedFiles:
-    """One side of a certificate: path, format, and the digest of each file."""
+    """One side of a certificate: path, format, and the digest of each file (none without `digests`)."""
 
     path: str
     format: str
@@ -143,6 +143,7 @@ def certify(
     target: str | os.PathLike[str],
     *,
     logits: bool = True,
+    digests: bool = True,
     ternary_layout: str | None = None,
     source_layout: str | None = None,
     tile: Tile | None = None,
@@ -153,7 +154,7 @@ def certify(
 ) -> Certificate:
     """Check that the checkpoint at `target` computes what the one at `source` does, and return the certificate.
 
-    logits: also run both models on a short text. ternary_layout, source_layout: I2_S layouts of target and source;
+    logits: also run both models on a short text; digests: also hash all files, half of the time. ternary_layout, source_layout: I2_S layouts of target and source;
     tile: (BM, BK, bm) of TL1 and TL2 in either; repair, axes: options of a Trellis folder as target. Raises InputError
     for a path that cannot be opened; everything else that differs is a finding.
     """
@@ -163,8 +164,8 @@ def certify(
         target, ternary_layout=ternary_layout, repair=repair, axes=axes, **accepted(detect(target)[0], tile_option)
     )
     a, b = language_model(left), language_model(right)
-    with ThreadPoolExecutor(1) as pool:  # hashing does not slow the comparison down
-        digests = pool.submit(lambda: (file_digests(left), file_digests(right)))
+    with ThreadPoolExecutor(1) as pool:
+        hashed = pool.submit(lambda: [file_digests(side) if digests else {} for side in (left, right)])
         check = _tensors(a, b, on_progress)
         headers = check_headers(a, b, as_gguf=check.translated)
         _header_findings(headers, check)
@@ -176,7 +177,7 @@ def certify(
         if logits:
             ran = check_logits(left, right, check.typical_error, ternary_layout=ternary_layout, tile=tile)
         _logit_findings(ran, check, requested=logits)
-        digest_a, digest_b = digests.result()
+        digest_a, digest_b = hashed.result()
     return Certificate(
         CertifiedFiles(str(left.path), left.format, digest_a),
         CertifiedFiles(str(right.path), right.format, digest_b),

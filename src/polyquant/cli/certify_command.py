@@ -64,6 +64,7 @@ def certify(
             source,
             target,
             logits=logits,
+            digests=output is not None or style == "json",
             ternary_layout=ternary_layout,
             source_layout=source_layout,
             tile=tile,

@@ -97,8 +97,7 @@ def _ids(model: Model) -> list[int]:
 
 
 def _outputs(model: Model, ids: list[int]) -> F32:
-    """Return logits, or an encoder's states. Two tokens at a time: float products of more take longer per token."""
+    """Return logits, or an encoder's states."""
     if model.architecture.encoder:
         return model.states(ids)
-    session = model.session()
-    return np.concatenate([session.feed_all(ids[i : i + 2]) for i in range(0, len(ids), 2)])
+    return model.session().feed_all(ids)

@@ -15,7 +15,7 @@ from polyquant.types import F32, Affine, Floats, as_matrix
 
 __all__ = ["Scan", "scan"]
 
-_BLOCK = 1 << 19
+_BLOCK = 1 << 21
 _KEPT = 1 << 14
 """Rows beyond the bound that are kept; a tensor with more of them is wrong as a whole."""
 _CHECKED = 1 << 12

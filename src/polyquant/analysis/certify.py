@@ -154,9 +154,10 @@ def certify(
 ) -> Certificate:
     """Check that the checkpoint at `target` computes what the one at `source` does, and return the certificate.
 
-    logits: also run both models on a short text; digests: also hash all files, half of the time. ternary_layout, source_layout: I2_S layouts of target and source;
-    tile: (BM, BK, bm) of TL1 and TL2 in either; repair, axes: options of a Trellis folder as target. Raises InputError
-    for a path that cannot be opened; everything else that differs is a finding.
+    logits: also run both models on a short text; digests: also hash all files, half of the time. ternary_layout,
+    source_layout: I2_S layouts of target and source; tile: (BM, BK, bm) of TL1 and TL2 in either; repair, axes: options
+    of a Trellis folder as target. Raises InputError for a path that cannot be opened; everything else that differs is a
+    finding.
     """
     tile_option = {"tile": tile}
     left = open_checkpoint(source, ternary_layout=source_layout, **accepted(detect(source)[0], tile_option))

@@ -1,5 +1,7 @@
 // The rounding of activations, and the table of packed kernels for one instruction set: included by packed_plain.cpp,
 // packed_avx2.cpp and packed_vnni.cpp.
+#include <utility>
+
 #include "packed_kernels.hpp"
 
 namespace polyquant {
@@ -37,7 +39,7 @@ PQ_INLINE void floats_times(const float* panel, size_t rows, size_t cols, const 
 }
 
 void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
-  if (tokens < 8) {  // a panel does not pay
+  if (tokens <= 4) {
     for (size_t r = 0; r < rows; ++r)
       for (size_t t = 0; t < tokens; ++t) y[t * stride + r] = dot_floats(w + r * cols, x + t * cols, cols);
     return;
@@ -50,8 +52,12 @@ void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, s
     for (size_t r = 0; r < 8; ++r) panel[8 * k + r] = r < rows ? w[r * cols + k] : 0.0f;
   size_t t = 0;
   for (; t + 8 <= tokens; t += 8) floats_times<8>(panel, rows, cols, x + t * cols, y + t * stride, stride);
-  for (; t + 4 <= tokens; t += 4) floats_times<4>(panel, rows, cols, x + t * cols, y + t * stride, stride);
-  for (; t < tokens; ++t) floats_times<1>(panel, rows, cols, x + t * cols, y + t * stride, stride);
+  const auto rest = [&]<int N>() {  // of the other tokens, at most seven
+    if (tokens - t == N) floats_times<N>(panel, rows, cols, x + t * cols, y + t * stride, stride);
+  };
+  [&]<int... n>(std::integer_sequence<int, n...>) {
+    (rest.template operator()<n + 1>(), ...);
+  }(std::make_integer_sequence<int, 7>{});
 }
 
 #else

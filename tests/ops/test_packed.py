@@ -122,7 +122,7 @@ def test_few_tokens_of_different_sequences(name: str, kernels: str) -> None:
     x = (3 * rng.standard_normal((5, k))).astype(np.float32)
     for rounding in ROUNDINGS:
         single = np.concatenate([group(x[i : i + 1], rounding)[0] for i in range(4)])
-        margin = 1e-5 * float(np.abs(single).max())
+        margin = 1e-5 * float(np.abs(single[np.isfinite(single)]).max(initial=0))
         with native.joint_rows():
             for tokens in (1, 2, 3, 4):
                 np.testing.assert_allclose(group(x[:tokens], rounding)[0], single[:tokens], rtol=1e-5, atol=margin)

@@ -77,7 +77,28 @@ void units_py(Vector a, Vector b, FloatsOut out) {
   if (a.shape(0) != b.shape(0) || out.shape(0) % 4 || (units ? a.shape(0) % units : a.shape(0)))
     throw nb::value_error("the arrays must have equal lengths, and four sums per unit");
   nb::gil_scoped_release release;
-  unit_errors(a.data(), b.data(), units, units ? a.shape(0) / units : 0, out.data());
+  unit_errors(a.data(), b.data(), units, units ? a.shape(0) / units : 0, out.data(), units);
+}
+
+constexpr size_t kMostPerUnit = size_t(1) << 40;  // the bytes of a unit do not overflow
+
+// False without kernels for both types, or if units are not whole blocks.
+bool stored_units_py(const std::string& a, const std::string& b, Bytes data_a, Bytes data_b, size_t unit,
+                     FloatsOut out) {
+  const BlockKernel *x = find_block_kernel(a), *y = find_block_kernel(b);
+  if (!x || !x->dequantize || !y || !y->dequantize || !unit || unit > kMostPerUnit || unit % size_t(x->weights) ||
+      unit % size_t(y->weights))
+    return false;
+  const size_t units = out.shape(0) / 4;
+  const auto fits = [&](const BlockKernel& k, size_t bytes) {
+    const size_t each = unit / size_t(k.weights) * size_t(k.bytes);
+    return bytes % each == 0 && bytes / each == units;
+  };
+  if (out.shape(0) % 4 || !fits(*x, data_a.shape(0)) || !fits(*y, data_b.shape(0)))
+    throw nb::value_error("both sides must be whole units, with four sums for each");
+  nb::gil_scoped_release release;
+  if (units) stored_unit_errors(*x, *y, data_a.data(), data_b.data(), units, unit, out.data());
+  return true;
 }
 
 // Sums of errors, zeros unless `measure`; None without kernels for both types, and where a weight is not finite.
@@ -266,6 +287,7 @@ NB_MODULE(_native, m) {
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a.noconvert(), "importance"_a.none());
   m.def("error_sums", &sums, "a"_a, "b"_a);
   m.def("unit_errors", &units_py, "a"_a, "b"_a, "out"_a.noconvert());
+  m.def("stored_unit_errors", &stored_units_py, "a"_a, "b"_a, "data_a"_a, "data_b"_a, "unit"_a, "out"_a.noconvert());
   m.def("requantize", &requantize_py, "source"_a, "target"_a, "data"_a, "out"_a.noconvert(), "importance"_a.none(),
         "measure"_a);
   m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a,

@@ -26,6 +26,11 @@ struct ErrorSums;
 bool requantize(const BlockKernel& source, const BlockKernel& target, const uint8_t* data, size_t rows, size_t cols,
                 const float* importance, uint8_t* out, ErrorSums* errors);
 
+// metrics.hpp's unit_errors of weights stored as blocks of two types, a few units at a time in cache. unit: a multiple
+// of both types' blocks.
+void stored_unit_errors(const BlockKernel& a, const BlockKernel& b, const uint8_t* data_a, const uint8_t* data_b,
+                        size_t units, size_t unit, float* out);
+
 // one per family file
 KernelTable plain_kernels();
 KernelTable legacy_kernels();

@@ -44,6 +44,13 @@ void accumulate(const float* a, const float* b, size_t n, double out[5]) {
   }
 }
 
+// The sum of all lanes, halves first.
+PQ_INLINE float total(float (&lane)[lanes]) {
+  for (size_t half = lanes / 2; half; half /= 2)
+    for (size_t j = 0; j < half; ++j) lane[j] += lane[j + half];
+  return lane[0];
+}
+
 // Sums of squares of a and b, of products, and of squared differences over n values, n a multiple of the lanes.
 PQ_SIMD void sums_of_unit(const float* a, const float* b, size_t n, float out[4]) {
   float aa[lanes] = {}, bb[lanes] = {}, ab[lanes] = {}, dd[lanes] = {};
@@ -55,12 +62,7 @@ PQ_SIMD void sums_of_unit(const float* a, const float* b, size_t n, float out[4]
     ab[j] += x * y;
     dd[j] += d * d;
   }
-  for (size_t j = 0; j < lanes; ++j) {
-    out[0] += aa[j];
-    out[1] += bb[j];
-    out[2] += ab[j];
-    out[3] += dd[j];
-  }
+  out[0] = total(aa), out[1] = total(bb), out[2] = total(ab), out[3] = total(dd);
 }
 
 // True if float32 represents the squares with full precision.
@@ -91,14 +93,14 @@ ErrorSums error_sums(const float* a, const float* b, size_t n) {
   return sums;
 }
 
-void unit_errors(const float* a, const float* b, size_t units, size_t unit, float* out) {
-  for (size_t u = 0; u < units; ++u, a += unit, b += unit, out += 4) {
+void unit_errors(const float* a, const float* b, size_t units, size_t unit, float* out, size_t apart) {
+  for (size_t u = 0; u < units; ++u, a += unit, b += unit) {
     const size_t even = unit / lanes * lanes;
     double rest[5] = {};
-    std::fill_n(out, 4, 0.0f);
-    sums_of_unit(a, b, even, out);
+    float sums[4];
+    sums_of_unit(a, b, even, sums);
     accumulate(a + even, b + even, unit - even, rest);
-    for (size_t j = 0; j < 4; ++j) out[j] += float(rest[j]);
+    for (size_t j = 0; j < 4; ++j) out[j * apart + u] = sums[j] + float(rest[j]);
   }
 }
 

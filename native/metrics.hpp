@@ -13,7 +13,8 @@ struct ErrorSums {
 // all.
 void add_errors(const float* a, const float* b, size_t n, ErrorSums& sums);
 ErrorSums error_sums(const float* a, const float* b, size_t n);
-// For each of `units` stretches of `unit` values: sums of a^2, b^2, a b and (a - b)^2, in float32. out: [units, 4].
-void unit_errors(const float* a, const float* b, size_t units, size_t unit, float* out);
+// For each of `units` stretches of `unit` values: sums of a^2, b^2, a b and (a - b)^2, in float32. out: [4, apart], of
+// which the first `units` of each row are written.
+void unit_errors(const float* a, const float* b, size_t units, size_t unit, float* out, size_t apart);
 
 }  // namespace polyquant

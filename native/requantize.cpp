@@ -9,6 +9,7 @@
 namespace polyquant {
 
 constexpr size_t kInCache = 16 << 10;  // floats of a few rows, before and after
+constexpr size_t kFewUnits = 2048;     // floats of a few units of one side: both sides stay in the first cache
 
 bool requantize(const BlockKernel& source, const BlockKernel& target, const uint8_t* data, size_t rows, size_t cols,
                 const float* importance, uint8_t* out, ErrorSums* errors) {
@@ -32,6 +33,22 @@ bool requantize(const BlockKernel& source, const BlockKernel& target, const uint
     if (!std::isfinite(errors->aa + errors->bb)) return false;
   }
   return true;
+}
+
+void stored_unit_errors(const BlockKernel& a, const BlockKernel& b, const uint8_t* data_a, const uint8_t* data_b,
+                        size_t units, size_t unit, float* out) {
+  const size_t step = std::max<size_t>(1, kFewUnits / unit);
+  thread_local std::vector<float> room;
+  room.resize(2 * std::min(step, units) * unit);
+  for (size_t u = 0; u < units; u += step) {
+    const size_t n = std::min(step, units - u), blocks_a = n * unit / size_t(a.weights),
+                 blocks_b = n * unit / size_t(b.weights);
+    float *x = room.data(), *y = x + n * unit;
+    a.dequantize(data_a, x, blocks_a);
+    b.dequantize(data_b, y, blocks_b);
+    unit_errors(x, y, n, unit, out + u, units);
+    data_a += blocks_a * size_t(a.bytes), data_b += blocks_b * size_t(b.bytes);
+  }
 }
 
 }  // namespace polyquant

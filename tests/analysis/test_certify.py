@@ -21,7 +21,7 @@ from polyquant.analysis.certification.scan import scan
 from polyquant.analysis.certify import Certificate, certify
 from polyquant.analysis.side import Side
 from polyquant.errors import PlanError
-from polyquant.ops.metrics import unit_errors
+from polyquant.ops.metrics import compares_stored, stored_unit_errors, unit_errors
 from polyquant.registry import codec
 from polyquant.rows import in_memory
 from polyquant.types import Severity, Weight
@@ -234,8 +234,28 @@ def test_unit_errors_are_those_of_numpy(engine):
     a, b = (rng.standard_normal((5, 192)).astype(np.float32) for _ in range(2))
     for unit in (32, 64, 48, 192, 1):
         x, y = (v.reshape(5, -1, unit).astype(np.float64) for v in (a, b))
-        wanted = np.stack([(x * x).sum(2), (y * y).sum(2), (x * y).sum(2), ((x - y) ** 2).sum(2)], 2)
+        wanted = np.stack([(x * x).sum(2), (y * y).sum(2), (x * y).sum(2), ((x - y) ** 2).sum(2)])
         np.testing.assert_allclose(unit_errors(a, b, unit), wanted, rtol=1e-5, atol=1e-5)
+
+
+STORED_PAIRS = [("bf16", "q8_0", 32), ("f32", "q4_k", 256), ("q6_k", "iq4_xs", 768)]
+
+
+@pytest.mark.parametrize(("one", "other", "unit"), STORED_PAIRS)
+def test_unit_errors_of_stored_blocks_are_those_of_their_floats(one, other, unit):
+    if not compares_stored(one, other, unit):
+        pytest.skip("no native kernels")
+    a, b = codec(one), codec(other)
+    x = np.random.default_rng(5).standard_normal((7, 768)).astype(np.float32)
+    p, q = a.pack(a.quantize(x)), b.pack(b.quantize(x))
+    wanted = unit_errors(a.dequantize(p, x.shape), b.dequantize(q, x.shape), unit)
+    stored = [parts["blocks"].reshape(len(x), -1).view(np.uint8) for parts in (p, q)]
+    np.testing.assert_array_equal(stored_unit_errors(one, stored[0], other, stored[1], unit, 768 // unit), wanted)
+
+
+def test_stored_blocks_that_do_not_divide_a_unit_are_not_compared():
+    assert not compares_stored("q4_k", "bf16", 128)
+    assert not compares_stored("trellis.3", "bf16", 256)
 
 
 def test_the_certificate_is_written_and_complete(tmp_path):

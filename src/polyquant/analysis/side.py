@@ -8,8 +8,8 @@ import numpy as np
 
 from polyquant.operations import SAME, Operation
 from polyquant.quantizers.absmean import absmean_floats
-from polyquant.rows import float_rows, whole_floats
-from polyquant.types import F32, Floats, Shape, Ternary, Weight, as_matrix
+from polyquant.rows import float_rows, stored_rows, whole_floats
+from polyquant.types import F32, U8, Floats, Shape, Ternary, Weight, as_matrix
 
 __all__ = ["Reader", "Side"]
 
@@ -57,6 +57,8 @@ class Reader:
     def __init__(self, side: Side) -> None:
         self.side = side
         self._whole = _whole(side)
+        self.blocks = _blocks(side) if self._whole is None else None
+        """The codec of rows that are stored in blocks, one part, and not changed."""
 
     def rows(self, part: slice) -> F32:
         """Rows [a, b) as float32 [b - a, K]."""
@@ -67,10 +69,23 @@ class Reader:
             x = x * self.side.rows[part, None]
         return x
 
+    def stored(self, part: slice) -> U8:
+        """Rows [a, b) in the codec `blocks`, uint8 [b - a, bytes]."""
+        rows = stored_rows(self.side.weights, self.side.op, part)["blocks"]
+        return np.ascontiguousarray(rows).reshape(part.stop - part.start, -1).view(np.uint8)
+
     def picked(self, index: list[int]) -> F32:
         """These rows as float32 [n, K]."""
         k = as_matrix(self.side.shape)[1]
         return np.concatenate([self.rows(slice(i, i + 1)) for i in index]) if index else np.empty((0, k), np.float32)
+
+
+def _blocks(side: Side) -> str | None:
+    """The codec if rows of the side are stored rows of one part "blocks"."""
+    if side.columns is not None or side.rows is not None or not side.op.keeps_rows([w.shape for w in side.weights]):
+        return None
+    stored = {w.codec.name if list(w.arrays) == ["blocks"] else None for w in side.weights}
+    return stored.pop() if len(stored) == 1 else None
 
 
 def _whole(side: Side) -> F32 | None:

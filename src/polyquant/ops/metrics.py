@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.ops import native
-from polyquant.types import F32
+from polyquant.types import F32, U8
 
-__all__ = ["ErrorSums", "error_sums", "unit_errors"]
+__all__ = ["ErrorSums", "compares_stored", "error_sums", "stored_unit_errors", "unit_errors"]
 
 
 F64: TypeAlias = NDArray[np.float64]
@@ -126,18 +126,37 @@ def _stretches(x: F32, y: F32) -> F64:
 
 
 def unit_errors(a: F32, b: F32, unit: int) -> F32:
-    """Return sums of a^2, b^2, a b and (a - b)^2 over stretches of `unit` values, float32 [rows, K / unit, 4].
+    """Return sums of a^2, b^2, a b and (a - b)^2 over stretches of `unit` values, float32 [4, rows, K / unit].
 
     a, b: float32 [rows, K].
     """
     x, y = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
-    out = np.empty((len(x), x.shape[1] // unit, 4), np.float32)
+    out = np.empty((4, len(x), x.shape[1] // unit), np.float32)
     if (lib := native.lib()) is not None and x.size:
         lib.unit_errors(x.reshape(-1), y.reshape(-1), out.reshape(-1))
         return out
     p, q = x.reshape(len(x), -1, unit), y.reshape(len(x), -1, unit)
     with np.errstate(invalid="ignore", over="ignore"):
         d = p - q
-        for i, (v, w) in enumerate(((p, p), (q, q), (p, q), (d, d))):
-            np.einsum("nuk,nuk->nu", v, w, out=out[:, :, i])
+        for sums, (v, w) in zip(out, ((p, p), (q, q), (p, q), (d, d)), strict=True):
+            np.einsum("nuk,nuk->nu", v, w, out=sums)
+    return out
+
+
+def compares_stored(a: str, b: str, unit: int) -> bool:
+    """True if `stored_unit_errors` has kernels for these codecs, and their blocks divide `unit`."""
+    nothing = np.empty(0, np.uint8)
+    lib = native.lib()
+    return lib is not None and bool(lib.stored_unit_errors(a, b, nothing, nothing, unit, np.empty(0, np.float32)))
+
+
+def stored_unit_errors(a: str, x: U8, b: str, y: U8, unit: int, units: int) -> F32:
+    """Return `unit_errors` of rows stored in the blocks of codecs a and b, float32 [4, rows, units].
+
+    x, y: uint8 [rows, bytes]. A few units at a time are decoded, in the processor's cache. Only if `compares_stored`.
+    """
+    out = np.empty((4, len(x), units), np.float32)
+    lib = native.lib()
+    assert lib is not None
+    lib.stored_unit_errors(a, b, x.reshape(-1), y.reshape(-1), unit, out.reshape(-1))
     return out

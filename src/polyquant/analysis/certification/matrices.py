@@ -103,9 +103,9 @@ def _narrowed(x: F32, y: F32, found: Scan) -> NDArray[np.int64] | None:
     width = 32 if found.unit % 32 == 0 and x.shape[1] > 32 else 16
     if found.unit % width or x.shape[1] <= width or not np.isfinite(y).all():
         return None
-    sums = unit_errors(x, y, width).sum(0)  # over the sampled rows: [pieces, 4]
-    limit = found.bound.unit**2 * np.maximum(sums[:, 0], sums[:, 0].mean()) + width * len(x) * found.bound.floor**2
-    beyond = sums[:, 3] > limit
+    sums = unit_errors(x, y, width).sum(1)  # over the sampled rows: [4, pieces]
+    limit = found.bound.unit**2 * np.maximum(sums[0], sums[0].mean()) + width * len(x) * found.bound.floor**2
+    beyond = sums[3] > limit
     if not beyond.any() or beyond.mean() > 0.5:
         return None
     return np.flatnonzero(np.repeat(beyond, width))

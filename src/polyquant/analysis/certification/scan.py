@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from polyquant.analysis.certification.bounds import REQUANTIZED, Bound, Bounds, requantized, unit_of
 from polyquant.analysis.side import Reader, Side
-from polyquant.ops.metrics import unit_errors
+from polyquant.ops.metrics import compares_stored, stored_unit_errors, unit_errors
 from polyquant.types import F32, Affine, Floats, as_matrix
 
 __all__ = ["Scan", "scan"]
@@ -59,11 +60,12 @@ def scan(expected: Side, actual: Side, bounds: Bounds) -> Scan:
     rows, k = as_matrix(expected.shape)
     out = Scan(bounds.of(expected, actual), unit_of(k, actual.weights[0].codec))
     wanted, found = Reader(expected), Reader(actual)
+    sums = _sums(wanted, found, k, out.unit)
     step = max(1, _BLOCK // max(1, k))
     total = lost = 0.0
     for start in range(0, rows, step):
         part = slice(start, min(rows, start + step))
-        aa, dd = _block(out, wanted.rows(part), found.rows(part), start)
+        aa, dd = _block(out, sums(part), start)
         total, lost = total + aa, lost + dd
     out.error = math.sqrt(lost / total) if total > 0 else (0.0 if lost == 0 else math.inf)
     if out.rows and out.finite:
@@ -71,12 +73,19 @@ def scan(expected: Side, actual: Side, bounds: Bounds) -> Scan:
     return out
 
 
-def _block(out: Scan, x: F32, y: F32, start: int) -> tuple[float, float]:
-    """Check rows x (expected) and y (stored); adds those beyond the bound. Returns sums of x^2 and of (y - x)^2."""
-    sums = unit_errors(x, y, out.unit)
+def _sums(wanted: Reader, found: Reader, k: int, unit: int) -> Callable[[slice], F32]:
+    """A function that returns the `unit_errors` of rows [a, b), from stored blocks where both sides are such."""
+    a, b = wanted.blocks, found.blocks
+    if a is None or b is None or not compares_stored(a, b, unit):
+        return lambda part: unit_errors(wanted.rows(part), found.rows(part), unit)
+    return lambda part: stored_unit_errors(a, wanted.stored(part), b, found.stored(part), unit, k // unit)
+
+
+def _block(out: Scan, sums: F32, start: int) -> tuple[float, float]:
+    """Check the sums [4, rows, units] of some rows; adds those beyond the bound. Returns sums of x^2 and (y - x)^2."""
     with np.errstate(invalid="ignore", over="ignore"):
         bad = _beyond(out, sums)
-        aa, lost = float(sums[:, :, 0].sum(dtype=np.float64)), float(sums[:, :, 3].sum(dtype=np.float64))
+        aa, lost = float(sums[0].sum(dtype=np.float64)), float(sums[3].sum(dtype=np.float64))
     out.equal &= lost == 0
     if not math.isfinite(lost):
         out.finite = False
@@ -91,21 +100,21 @@ def _block(out: Scan, x: F32, y: F32, start: int) -> tuple[float, float]:
 
 def _relative(sums: F32) -> F32:
     """Error of each unit [rows, units], relative to its size or to the mean size of the row's units."""
-    aa, dd = sums[:, :, 0], sums[:, :, 3]
+    aa, dd = sums[0], sums[3]
     energy = np.maximum(aa, aa.mean(1, keepdims=True))
     return np.asarray(np.sqrt(dd / np.where(energy > 0, energy, np.inf)), np.float32)
 
 
 def _gains(sums: F32) -> tuple[F32, NDArray[np.bool_]]:
     """(factor of the stored values in each row, mask of the rows that are not zero)."""
-    row = sums[:, :, 0].sum(1)
-    return sums[:, :, 2].sum(1) / np.where(row > 0, row, 1), row > 0
+    row = sums[0].sum(1)
+    return sums[2].sum(1) / np.where(row > 0, row, 1), row > 0
 
 
 def _beyond(out: Scan, sums: F32) -> NDArray[np.bool_]:
     """Mask of the units beyond the bound [rows, units]."""
     bound = out.bound
-    aa, bb, ab, dd = (sums[:, :, i] for i in range(4))
+    aa, bb, ab, dd = sums
     mean = aa.mean(1, keepdims=True)
     bad = ~(dd <= bound.unit**2 * np.maximum(aa, mean) + out.unit * bound.floor**2)
     if bound.cosine:
@@ -157,7 +166,7 @@ def _steps(actual: Side) -> F32 | None:
 def _beyond_steps(out: Scan, x: F32, y: F32, steps: F32) -> list[int]:
     """Rows with an error that affine codes of these steps cannot have: rounded values are off by 0.29 steps RMS."""
     sums = unit_errors(x, y, out.unit)
-    bad = ~(np.sqrt(sums[:, :, 3] / out.unit) <= REQUANTIZED * 0.29 * steps[:, None])
+    bad = ~(np.sqrt(sums[3] / out.unit) <= REQUANTIZED * 0.29 * steps[:, None])
     return [int(i) for i in np.flatnonzero(bad.any(1))]
 
 
@@ -170,7 +179,7 @@ def _unjustified(out: Scan, x: F32, y: F32, z: F32) -> list[int]:
         off = ~(np.abs(gain - usual) <= out.bound.slack) & strong
         bad |= (off & ~bad.any(1))[:, None]
     else:  # coarse codes: a wrong sign or a lost scale shows in direction and size, not in the error
-        aa, ab, ac = stored[:, :, 0], stored[:, :, 2], new[:, :, 2]
+        aa, ab, ac = stored[0], stored[2], new[2]
         least = 0.6 if out.bound.typical < 0.6 else 0.4
         bad |= (aa > 0.1 * aa.mean(1, keepdims=True)) & ~((ab >= 0.4 * ac) & (ab <= 2.5 * np.maximum(ac, 0)))
         off = ~((gain >= least * usual) & (gain <= usual / least)) & strong

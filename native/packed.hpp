@@ -77,6 +77,9 @@ struct PackedMatrix {
   size_t row(size_t v) const { return v / lanes * row_step + v % lanes * lane_step; }  // v counts line by line
 };
 
+// Maximum number of tokens multiplied row by row, which reads Activations::paired.
+constexpr size_t kFewTokens = 4;
+
 // rows [first, last) in the order of PackedMatrix::row's argument; y[t * stride + row].
 struct PackedKernel {
   const char* name;
@@ -88,7 +91,7 @@ struct PackedKernel {
   // At most four tokens of floats x [T, K]; null: rows are dequantized and multiplied
   void (*floats)(const PackedMatrix&, size_t first, size_t last, const float* x, size_t tokens, float* y,
                  size_t stride) = nullptr;
-  size_t alone = 4;  // the largest number of tokens that need no Activations::lanes
+  size_t alone = kFewTokens;  // the largest number of tokens that need no Activations::lanes
 };
 
 // The functions of one instruction set, and type-independent loops.

@@ -42,6 +42,10 @@ template <class T>
   requires(T::zero > 0)
 constexpr int kCentre<T> = T::zero;
 
+// The largest number of tokens that need no Activations::lanes.
+template <class T>
+constexpr size_t kAlone = kFewTokens;
+
 template <class T>
 PQ_INLINE const uint8_t* line_of(const PackedMatrix& w, size_t v) {
   return w.data + v / kLanes<T> * w.line_bytes;
@@ -474,7 +478,7 @@ template <class T, bool wide>
 void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   if constexpr (Sixteen<T>)
-    if (a.tokens >= (a.joint ? kLeastSixteen<T> : 5) && a.tokens <= kMostSixteen)
+    if (a.tokens >= (a.joint ? kLeastSixteen<T> : kFewTokens + 1) && a.tokens <= kMostSixteen)
       return multiply_sixteen<T, wide>(w, first, last, a, y, stride);
   // One token gains little, because Zen 4 issues a 512-bit operation as two of 256, but has the bits of several: prompt
   // lookup is exact. With tables it would lose a fifth.
@@ -502,17 +506,12 @@ void multiply(const PackedMatrix& w, size_t first, size_t last, const Activation
   multiply_as<T, false>(w, first, last, a, y, stride);
 }
 
-template <class T>
-constexpr size_t kAlone = 4;
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 template <Sixteen T>
 constexpr size_t kAlone<T> = kMostSixteen;
 #endif
 
 #else  // no known vector extension: loops that most compilers vectorize partially
-
-template <class T>
-constexpr size_t kAlone = 4;
 
 template <class T>
 void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {

@@ -22,9 +22,6 @@ class Room {
   size_t size_ = 0;
 };
 
-// Maximum number of tokens multiplied row by row, which reads Activations::paired.
-constexpr size_t kFewTokens = 4;
-
 // Chunks of a matrix are multiples of these rows, except the last.
 constexpr size_t kRowsTogether = 16;
 

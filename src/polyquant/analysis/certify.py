@@ -165,8 +165,8 @@ def certify(
         target, ternary_layout=ternary_layout, repair=repair, axes=axes, **accepted(detect(target)[0], tile_option)
     )
     a, b = language_model(left), language_model(right)
-    with ThreadPoolExecutor(1) as pool:
-        hashed = pool.submit(lambda: [file_digests(side) if digests else {} for side in (left, right)])
+    with ThreadPoolExecutor(2) as pool:
+        hashed = [pool.submit(file_digests, side) for side in (left, right)] if digests else []
         check = _tensors(a, b, on_progress)
         headers = check_headers(a, b, as_gguf=check.translated)
         _header_findings(headers, check)
@@ -174,11 +174,11 @@ def certify(
         differences, how = check_tokenizer(a, b, rows)
         for code, message in differences:
             check.add(code, message, None, Severity.NOTE if code == "CER062" else Severity.ERROR)
+        digest_a, digest_b = [side.result() for side in hashed] or ({}, {})  # before the logits, which use all cores
         ran = LogitCheck(reason="not requested")
         if logits:
             ran = check_logits(left, right, check.typical_error, ternary_layout=ternary_layout, tile=tile)
         _logit_findings(ran, check, requested=logits)
-        digest_a, digest_b = hashed.result()
     return Certificate(
         CertifiedFiles(str(left.path), left.format, digest_a),
         CertifiedFiles(str(right.path), right.format, digest_b),

@@ -108,16 +108,21 @@ def parse(data: Any, limit: Limit = OTHER, *, file: object = None) -> Any:
 
 def check_values(data: bytes, limit: Limit, *, file: object = None) -> None:
     """Raise InputError for more values than the limit. Much faster than `parse` for almost all files."""
-    if data.count(b"[") + data.count(b"{") + data.count(b",") > limit.values:  # including those in strings
+    brackets, commas = _counts(data)
+    if brackets + commas > limit.values:
         _measure(np.frombuffer(data, np.uint8), limit, file)
+
+
+def _counts(text: bytes) -> tuple[int, int]:
+    """Numbers of opening brackets and of commas, including those in strings."""
+    return text.count(b"[") + text.count(b"{"), text.count(b",")
 
 
 def _measure(raw: np.ndarray[Any, np.dtype[np.uint8]], limit: Limit, file: object) -> None:
     """Check nesting and number of values by counting brackets and commas outside strings, in chunks."""
     if len(raw) <= _CHUNK:
-        text = raw.tobytes()
-        most = text.count(b"[") + text.count(b"{")  # including those in strings
-        if most <= MAX_DEPTH and most + text.count(b",") <= limit.values:
+        brackets, commas = _counts(raw.tobytes())
+        if brackets <= MAX_DEPTH and brackets + commas <= limit.values:
             return
     depth = values = 0
     in_string = odd_backslashes = False

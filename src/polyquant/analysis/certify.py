@@ -18,13 +18,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyquant.analysis.certification.headers import HeaderCheck, check_headers, shown
 from polyquant.analysis.certification.logits import LogitCheck, check_logits
 from polyquant.analysis.certification.tensors import TensorCheck, TensorResult, check_tensors
 from polyquant.analysis.certification.tokens import check_tokenizer
-from polyquant.analysis.integrity.files import FileDigest, file_digests
 from polyquant.architectures.language_model import language_model
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError, PolyquantError, printable
@@ -36,6 +35,9 @@ from polyquant.storage.one_file import write_file
 from polyquant.storage.targets import refuse_missing_folder
 from polyquant.tables import Row, Table
 from polyquant.types import Checkpoint
+
+if TYPE_CHECKING:
+    from polyquant.analysis.integrity.files import FileDigest
 
 __all__ = ["Certificate", "CertifiedFiles", "certify", "refuse_output"]
 
@@ -166,7 +168,7 @@ def certify(
     )
     a, b = language_model(left), language_model(right)
     with ThreadPoolExecutor(2) as pool:
-        hashed = [pool.submit(file_digests, side) for side in (left, right)] if digests else []
+        hashed = [pool.submit(_digests, side) for side in (left, right)] if digests else []
         check = _tensors(a, b, on_progress)
         headers = check_headers(a, b, as_gguf=check.translated)
         _header_findings(headers, check)
@@ -188,6 +190,12 @@ def certify(
         ran,
         check.findings,
     )
+
+
+def _digests(side: Checkpoint) -> Mapping[str, FileDigest]:
+    from polyquant.analysis.integrity.files import file_digests  # here: most calls need none
+
+    return file_digests(side)
 
 
 _EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight", "transformer.wte.weight")

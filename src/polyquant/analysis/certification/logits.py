@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LogitCheck", "check_logits"]
 
-_TOKENS = 4
+_TOKENS, _LARGE_TOKENS = 8, 2
+_LARGE = 1 << 28
+"""Models of more weights run the fewer tokens, of which the second attends to the first: each costs time."""
 _FLOOR = 2e-3
 _MOST = 0.95
 """At this error the outputs have little in common."""
@@ -62,7 +64,8 @@ def check_logits(source: Checkpoint, target: Checkpoint, weights: float, **optio
     a, b = models
     if a.vocab != b.vocab:
         return LogitCheck(reason=f"the vocabularies have {a.vocab} and {b.vocab} rows")
-    ids = _ids(a)
+    large = sum(math.prod(w.shape) for w in source.values()) > _LARGE
+    ids = _ids(a, _LARGE_TOKENS if large else _TOKENS)
     try:
         x, y = _outputs(a, ids), _outputs(b, ids)
     except PolyquantError as problem:
@@ -88,9 +91,9 @@ def _routed(architecture: Architecture) -> bool:
     return architecture.has_experts
 
 
-def _ids(model: Model) -> list[int]:
-    """Tokens of a short text; without a usable tokenizer, ids spread over the vocabulary."""
-    most = min(_TOKENS, model.context)
+def _ids(model: Model, most: int) -> list[int]:
+    """At most `most` tokens of a short text; without a usable tokenizer, ids spread over the vocabulary."""
+    most = min(most, model.context)
     try:
         ids = list(model.tokenizer.encode(SAMPLES[0]))[:most]
     except (PolyquantError, ImportError):

@@ -193,7 +193,7 @@ def certify(
 
 
 def _digests(side: Checkpoint) -> Mapping[str, FileDigest]:
-    from polyquant.analysis.integrity.files import file_digests  # here: most calls need none
+    from polyquant.analysis.integrity.files import file_digests  # only for digests
 
     return file_digests(side)
 

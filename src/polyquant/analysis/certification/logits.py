@@ -3,7 +3,7 @@
     error = median over tokens of |target - source| / |source - mean|
 
 The bound grows with the error of the weights: a layer adds about twice its weights' error, errors of layers add as the
-square root of their number. A model whose tensors are all right but whose logits are beyond it computes something else.
+square root of their number. A model with correct tensors and logits beyond it computes something else.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _partly(s: _Sample) -> Cause | None:
 def _within(
     name: str, s: _Sample, expected: Side, found: Scan, others: Mapping[str, Side], hyper: Hyper | None
 ) -> Cause | None:
-    """Rows of the same tensor in another order."""
+    """Rows of the same tensor in a different order."""
     match = find_rows(s.stored, expected, s.columns)
     good = (match.cosine >= s.least) & (match.rows != np.array(s.rows))
     if good.mean() < 0.6:

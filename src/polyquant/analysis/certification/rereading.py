@@ -107,7 +107,7 @@ def _as(weight: Weight, name: str) -> Weight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Viewed:
-    """A stored array read with another dtype of the same size."""
+    """A stored array read with a different dtype of the same size."""
 
     array: StoredArray
     dtype: np.dtype[Any]

@@ -1,4 +1,4 @@
-"""Check every tensor: scan it, recognize equivalent forms, and explain what differs."""
+"""Check every tensor: scan it, recognize equivalent forms, and explain the differences."""
 
 from __future__ import annotations
 

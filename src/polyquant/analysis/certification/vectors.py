@@ -45,7 +45,7 @@ def _changed(e: F32, d: F32, size: float, expected: Side) -> Iterator[Cause]:
 
 
 def _moved(name: str, e: F32, d: F32, size: float, others: Mapping[str, Side], hyper: Hyper | None) -> Iterator[Cause]:
-    """The values of another vector, or in another order, or multiplied."""
+    """The values of another vector, or in a different order, or multiplied."""
     for other, side in others.items():
         if other != name and _near(d, _flat(side), size):
             yield Cause("CER012", f"holds the values of {other}", holds=other)
@@ -77,7 +77,7 @@ def _near(x: F32, y: F32, size: float) -> bool:
 
 
 def _permuted(e: F32, d: F32, hyper: Hyper | None, size: float) -> Cause | None:
-    """The cause if the stored values are the expected ones in another order."""
+    """The cause if the stored values are the expected ones in a different order."""
     if not _near(np.sort(d), np.sort(e), size):
         return None
     for what, order in head_orders(e.size, hyper):
@@ -113,7 +113,7 @@ def head_orders(size: int, hyper: Hyper | None) -> list[tuple[str, NDArray[np.in
 
 
 def row_order(found: list[int], rows: list[int], what: str = "rows", total: int = 1 << 62) -> Cause:
-    """The cause for rows that are in another order: rows[i] holds row found[i]. total: of the tensor."""
+    """The cause for rows that are in a different order: rows[i] holds row found[i]. total: of the tensor."""
     moved = [(r, f) for r, f in zip(rows, found, strict=True) if r != f]
     shift = Counter((r - f + total // 2) % total - total // 2 for r, f in moved).most_common(1)[0]
     if len(moved) > 2 and shift[1] > 0.9 * len(moved):

@@ -39,7 +39,7 @@ PQ_INLINE void floats_times(const float* panel, size_t rows, size_t cols, const 
 }
 
 void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
-  if (tokens <= 4) {
+  if (tokens <= kFewTokens) {
     for (size_t r = 0; r < rows; ++r)
       for (size_t t = 0; t < tokens; ++t) y[t * stride + r] = dot_floats(w + r * cols, x + t * cols, cols);
     return;

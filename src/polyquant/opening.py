@@ -22,7 +22,7 @@ from polyquant.types import Checkpoint, Evidence, Finding, Severity
 if TYPE_CHECKING:
     from polyquant.formats.protocol import Format
 
-__all__ = ["ChecksHeaders", "accepted", "detect", "look", "open_as", "open_checkpoint", "open_sound"]
+__all__ = ["ChecksHeaders", "accepted", "detect", "look", "open_as", "open_checkpoint", "open_sound", "refuse_invalid"]
 
 
 @runtime_checkable
@@ -149,11 +149,12 @@ def open_sound(form: Format, path: str | os.PathLike[str], options: Mapping[str,
         checkpoint = open_as(form, path, options)
         if checkpoint.undecoded is not None:
             raise checkpoint.undecoded.error()
-        _refuse_invalid(form, path)
+        refuse_invalid(form, path)
         return checkpoint
 
 
-def _refuse_invalid(form: Format, path: str | os.PathLike[str]) -> None:
+def refuse_invalid(form: Format, path: str | os.PathLike[str]) -> None:
+    """Raise InputError for the first error that `validate` finds in headers and small files."""
     if not isinstance(form, ChecksHeaders):
         return
     errors = [f for f in form.check_headers(located(path)) if f.severity is Severity.ERROR]

@@ -31,7 +31,6 @@ from polyquant.findings import Finding, Findings, Severity
 from polyquant.formats.progress import shows_progress
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
-from polyquant.storage.one_file import write_file
 from polyquant.storage.targets import refuse_missing_folder
 from polyquant.tables import Row, Table
 from polyquant.types import Checkpoint
@@ -113,6 +112,8 @@ class Certificate:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the certificate as JSON. Raises PlanError if another kind of file exists there."""
+        from polyquant.storage.one_file import write_file  # only for certificates that are written
+
         refuse_output(path)
         text = json.dumps(_finite(self.to_json()), indent=2, allow_nan=False) + "\n"
         write_file(Path(path), text.encode(), overwrite=True)
@@ -179,7 +180,7 @@ def certify(
         digest_a, digest_b = [side.result() for side in hashed] or ({}, {})  # before the logits, which use all cores
         ran = LogitCheck(reason="not requested")
         if logits:
-            ran = check_logits(left, right, check.typical_error, ternary_layout=ternary_layout, tile=tile)
+            ran = check_logits(a, b, check.typical_error)
         _logit_findings(ran, check, requested=logits)
     return Certificate(
         CertifiedFiles(str(left.path), left.format, digest_a),

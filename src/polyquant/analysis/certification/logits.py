@@ -17,6 +17,7 @@ import numpy as np
 from polyquant.analysis.certification.tokens import SAMPLES
 from polyquant.architectures.record import Architecture
 from polyquant.errors import PolyquantError
+from polyquant.opening import detect, refuse_invalid
 from polyquant.types import F32, Checkpoint
 
 if TYPE_CHECKING:
@@ -50,15 +51,15 @@ class LogitCheck:
         return self.error is None or self.bound is None or self.error <= self.bound
 
 
-def check_logits(source: Checkpoint, target: Checkpoint, weights: float, **options: object) -> LogitCheck:
+def check_logits(source: Checkpoint, target: Checkpoint, weights: float) -> LogitCheck:
     """Compare logits, or the states of an encoder. weights: largest relative error of a matrix."""
-    from polyquant.runtime.load import load  # here, for certificates without logits
+    from polyquant.runtime.load import assemble  # here, for certificates without logits
 
     models: list[Model] = []
     for side, checkpoint in (("source", source), ("target", target)):
         try:
-            own = options if side == "target" else {}
-            models.append(load(checkpoint.path, activations="float", **own))  # type: ignore[arg-type]
+            refuse_invalid(detect(checkpoint.path)[0], checkpoint.path)
+            models.append(assemble(checkpoint, activations="float"))
         except PolyquantError as problem:
             return LogitCheck(reason=f"the {side} does not run: {problem}")
     a, b = models

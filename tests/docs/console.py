@@ -9,10 +9,10 @@ A page runs in one bash, in an empty folder, from the first block to the last:
   test data and of the embedded models;
 * an HTML comment "not run: REASON" before a block: it is left out. Other comments do not count.
 
-A line of output is equal if it is after these changes: "..." stands for any text, a duration, a speed or an instruction
-set for any other, and a number with a decimal point for all within one percent. A command must succeed unless it prints
-an error or findings. Port 8080 is replaced by a free one, a server in the background is ready before the next command,
-and the folder is called /models.
+A line of output is equal if it is after these changes: "..." stands for any text, a duration, a speed, a version or an
+instruction set for any other, and a number with a decimal point for all within one percent. A command must succeed
+unless it prints an error or findings. Port 8080 is replaced by a free one, a server in the background is ready before
+the next command, and the folder is called /models.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ NUMBER = r"\d[\d,]*\.\d+"
 VARIES = re.compile(
     r"\b(?:\d[\d,]*(?:\.\d+)? (?:[KMGT]i?B/s|million weights/s|billion weights/s|tokens/s|tokens a second|ms|min|s|h)\b"
     r"|about \d[\d.]* [KMG]iB)"
+    r"|(?<![\d.])\d+\.\d+\.\d+(?![\d.])"
 )
 
 

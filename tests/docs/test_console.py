@@ -79,6 +79,8 @@ def test_every_block_with_commands_is_marked_as_such():
         ("perplexity 31.8546", "perplexity 31.8540", False),
         ("wrote x in 0.1 s (10.7 MiB/s)", "wrote x in 12.5 s (3 KiB/s)", False),
         ("wrote 1,000 bytes", "wrote 1,001 bytes", True),
+        ("Python 3.11.7, x86_64", "Python 3.13.12, x86_64", False),
+        ("Python 3.11.7, x86_64", "Python 3.11, x86_64", True),
         ("1.5 and 1.5", "1.5 and 2.5", True),
         ("a (b)", "a (b", True),
     ],

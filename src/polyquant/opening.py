@@ -16,6 +16,7 @@ from polyquant.options import build, given, options_of, refuse_unknown, with_key
 from polyquant.registry import FORMATS, PluginWarning, Search, formats
 from polyquant.storage.locations import is_folder, located
 from polyquant.storage.parsed import parsed_once
+from polyquant.storage.phases import phase
 from polyquant.storage.source import Source, opened_files
 from polyquant.types import Checkpoint, Evidence, Finding, Severity
 
@@ -157,7 +158,8 @@ def refuse_invalid(form: Format, path: str | os.PathLike[str]) -> None:
     """Raise InputError for the first error that `validate` finds in headers and small files."""
     if not isinstance(form, ChecksHeaders):
         return
-    errors = [f for f in form.check_headers(located(path)) if f.severity is Severity.ERROR]
+    with phase("check"):
+        errors = [f for f in form.check_headers(located(path)) if f.severity is Severity.ERROR]
     if errors:
         first, more = errors[0], f" ({len(errors)} errors)" if len(errors) > 1 else ""
         raise InputError(

@@ -117,9 +117,9 @@ def _picked(weight: Weight, rows: Index) -> dict[str, NDArray[Any]]:
 
 def _runs(rows: Index, gap: int) -> list[tuple[int, int]]:
     """Spans [a, b) that cover the rows, at least `gap` rows apart."""
-    arrays = np.unique(rows)
-    cuts = np.flatnonzero(np.diff(arrays) > gap)
-    firsts, lasts = arrays[np.append(0, cuts + 1)], arrays[np.append(cuts, len(arrays) - 1)]
+    ordered = np.sort(rows)
+    cuts = np.flatnonzero(np.diff(ordered) > gap)
+    firsts, lasts = ordered[np.append(0, cuts + 1)], ordered[np.append(cuts, len(ordered) - 1)]
     return [(int(a), int(b) + 1) for a, b in zip(firsts, lasts, strict=True)]
 
 

@@ -62,7 +62,7 @@ def test_a_profile_accounts_for_the_time(polyquant, tmp_path):
     told = json.loads(polyquant(*options, "--profile", "--format", "json").out)
     profile = told["profile"]
     phases = {entry["phase"]: entry for entry in profile["phases"]}
-    assert {"plan", "read", "quantize", "write", "checksum", "sync", "journal", "idle"} <= phases.keys()
+    assert {"plan", "check", "read", "quantize", "write", "checksum", "sync", "journal", "idle"} <= phases.keys()
     assert sum(entry["share"] for entry in phases.values()) == pytest.approx(1)
     assert 0 < sum(entry["seconds"] for entry in phases.values()) < 2 * profile["seconds"]
     tensors = sum(tensor["nbytes"] for tensor in told["tensors"])

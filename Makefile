@@ -55,7 +55,7 @@ check-sanitized: $(INSTALLED)
 	export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1; \
 	export PYTHONPATH=$(SANITIZED)/package POLYQUANT_SANITIZED=1; \
 	failed=; for tests in $(TESTS); do \
-	  echo "$$tests"; $(BIN)/python -m pytest -n auto $$tests || failed="$$failed $$tests"; \
+	  echo "$$tests"; $(BIN)/python -m pytest -n auto $$tests || test $$? -eq 5 || failed="$$failed $$tests"; \
 	done; test -z "$$failed" || { echo "failed: make check-sanitized TESTS=\"$$failed\""; exit 1; }
 
 # The suite in ORDERS random orders, with 2, 3 and 4 workers in turn. The seed decides the order and what hypothesis tries.

@@ -65,11 +65,26 @@ bool quantize(const std::string& codec, Matrix src, BytesOut dst, std::optional<
   return true;
 }
 
-std::tuple<double, double, double, double, double> sums(Vector a, Vector b) {
+using FiveSums = std::tuple<double, double, double, double, double>;
+
+FiveSums five(const ErrorSums& s) { return {s.aa, s.bb, s.ab, s.dd, s.worst}; }
+
+FiveSums sums(Vector a, Vector b) {
   if (a.shape(0) != b.shape(0)) throw nb::value_error("the arrays must have equal lengths");
   nb::gil_scoped_release release;
-  const ErrorSums s = error_sums(a.data(), b.data(), a.shape(0));
-  return {s.aa, s.bb, s.ab, s.dd, s.worst};
+  return five(error_sums(a.data(), b.data(), a.shape(0)));
+}
+
+// Of two types with kernels; None without them, or if the weights of one are no whole blocks of the other.
+std::optional<FiveSums> stored_sums_py(const std::string& a, const std::string& b, Bytes data_a, Bytes data_b) {
+  const BlockKernel *x = find_block_kernel(a), *y = find_block_kernel(b);
+  if (!x || !x->dequantize || !y || !y->dequantize) return std::nullopt;
+  const size_t blocks = data_a.shape(0) / size_t(x->bytes), count = blocks * size_t(x->weights);
+  if (count % size_t(y->weights)) return std::nullopt;
+  if (data_a.shape(0) % size_t(x->bytes) || data_b.shape(0) != count / size_t(y->weights) * size_t(y->bytes))
+    throw nb::value_error("both sides must be whole blocks of as many weights");
+  nb::gil_scoped_release release;
+  return five(stored_errors(*x, *y, data_a.data(), data_b.data(), count));
 }
 
 void units_py(Vector a, Vector b, FloatsOut out) {
@@ -102,11 +117,8 @@ bool stored_units_py(const std::string& a, const std::string& b, Bytes data_a, B
 }
 
 // Sums of errors, zeros unless `measure`; None without kernels for both types, and where a weight is not finite.
-std::optional<std::tuple<double, double, double, double, double>> requantize_py(const std::string& source,
-                                                                                const std::string& target, Bytes data,
-                                                                                BytesOut out,
-                                                                                std::optional<Vector> importance,
-                                                                                bool measure) {
+std::optional<FiveSums> requantize_py(const std::string& source, const std::string& target, Bytes data, BytesOut out,
+                                      std::optional<Vector> importance, bool measure) {
   const BlockKernel *from = find_block_kernel(source), *to = find_block_kernel(target);
   if (!from || !from->dequantize || !to || !to->dequantize || !to->quantize) return std::nullopt;
   const size_t rows = out.shape(0), cols = out.shape(1) / size_t(to->bytes) * size_t(to->weights);
@@ -121,7 +133,7 @@ std::optional<std::tuple<double, double, double, double, double>> requantize_py(
                                   out.data(), measure ? &e : nullptr))
       return std::nullopt;
   }
-  return std::tuple{e.aa, e.bb, e.ab, e.dd, e.worst};
+  return five(e);
 }
 
 using Starts = Array<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -286,6 +298,7 @@ NB_MODULE(_native, m) {
   m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a.noconvert());
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a.noconvert(), "importance"_a.none());
   m.def("error_sums", &sums, "a"_a, "b"_a);
+  m.def("stored_errors", &stored_sums_py, "a"_a, "b"_a, "data_a"_a, "data_b"_a);
   m.def("unit_errors", &units_py, "a"_a, "b"_a, "out"_a.noconvert());
   m.def("stored_unit_errors", &stored_units_py, "a"_a, "b"_a, "data_a"_a, "data_b"_a, "unit"_a, "out"_a.noconvert());
   m.def("requantize", &requantize_py, "source"_a, "target"_a, "data"_a, "out"_a.noconvert(), "importance"_a.none(),

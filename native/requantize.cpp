@@ -9,7 +9,7 @@
 namespace polyquant {
 
 constexpr size_t kInCache = 16 << 10;  // floats of a few rows, before and after
-constexpr size_t kFewUnits = 2048;     // floats of a few units of one side: both sides stay in the first cache
+constexpr size_t kFewWeights = 2048;   // of one side: the floats of both sides stay in the first cache
 
 bool requantize(const BlockKernel& source, const BlockKernel& target, const uint8_t* data, size_t rows, size_t cols,
                 const float* importance, uint8_t* out, ErrorSums* errors) {
@@ -35,9 +35,27 @@ bool requantize(const BlockKernel& source, const BlockKernel& target, const uint
   return true;
 }
 
+ErrorSums stored_errors(const BlockKernel& a, const BlockKernel& b, const uint8_t* data_a, const uint8_t* data_b,
+                        size_t count) {
+  const size_t whole = std::lcm(std::lcm(size_t(a.weights), size_t(b.weights)), size_t(512));
+  const size_t step = std::max(whole, kFewWeights / whole * whole);
+  thread_local std::vector<float> room;
+  room.resize(2 * std::min(step, count));
+  ErrorSums sums{};
+  for (size_t i = 0; i < count; i += step) {
+    const size_t n = std::min(step, count - i), blocks_a = n / size_t(a.weights), blocks_b = n / size_t(b.weights);
+    float *x = room.data(), *y = x + n;
+    a.dequantize(data_a, x, blocks_a);
+    b.dequantize(data_b, y, blocks_b);
+    add_errors(x, y, n, sums);
+    data_a += blocks_a * size_t(a.bytes), data_b += blocks_b * size_t(b.bytes);
+  }
+  return sums;
+}
+
 void stored_unit_errors(const BlockKernel& a, const BlockKernel& b, const uint8_t* data_a, const uint8_t* data_b,
                         size_t units, size_t unit, float* out) {
-  const size_t step = std::max<size_t>(1, kFewUnits / unit);
+  const size_t step = std::max<size_t>(1, kFewWeights / unit);
   thread_local std::vector<float> room;
   room.resize(2 * std::min(step, units) * unit);
   for (size_t u = 0; u < units; u += step) {

@@ -329,6 +329,7 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "trellis_pack": [lambda: (u8(64), 3, u8(24))],
     "trellis_unpack": [lambda: (u8(24), 3, u8(64))],
     "unit_errors": [lambda: (f32(700), f32(700), f32(4 * 7))],
+    "stored_errors": [lambda: ("bf16", "q8_0", u8(2 * 96), u8(34 * 3))],
     "stored_unit_errors": [lambda: ("bf16", "q8_0", u8(2 * 96), u8(34 * 3), 32, f32(4 * 3))],
     "unpack_lanes": [lambda: (u8(64), i8(256), *LANES)],
     "unpack_ternary": [lambda: ("tq2_0", u8(2 * 66), i8(512), f32(2))],

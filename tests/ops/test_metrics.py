@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from polyquant.ops import native
-from polyquant.ops.metrics import error_sums
+from polyquant.ops.metrics import error_sums, stored_errors
+from polyquant.registry import codec
 
 
 def pairs(n):
@@ -38,3 +39,21 @@ def test_the_sums_are_right(engine):
     wanted = [x @ x, y @ y, x @ y, (x - y) @ (x - y)]
     np.testing.assert_allclose([found.aa, found.bb, found.ab, found.dd], wanted, rtol=1e-6)
     assert found.worst == np.abs(x - y).max() and found.count == 5000
+
+
+@pytest.mark.skipif(not native.available(), reason="native kernels are not built")
+@pytest.mark.parametrize(("one", "other"), [("bf16", "q8_0"), ("f32", "q4_k"), ("q6_k", "iq4_xs"), ("f16", "f16")])
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_the_sums_of_stored_blocks_are_those_of_their_floats(one, other, rows):
+    a, b = codec(one), codec(other)
+    x = np.random.default_rng(6).standard_normal((rows, 768)).astype(np.float32)  # 9 rows end inside a stretch
+    x[3:4] *= np.float32(1e-15)
+    p, q = a.pack(a.quantize(x)), b.pack(b.quantize(x))
+    wanted = error_sums(a.dequantize(p, x.shape), b.dequantize(q, x.shape))
+    stored = [parts["blocks"].view(np.uint8) for parts in (p, q)]
+    assert repr(stored_errors(one, stored[0], other, stored[1], x.size)) == repr(wanted)
+
+
+def test_codecs_without_kernels_have_no_sums_of_stored_blocks():
+    nothing = np.empty((0, 0), np.uint8)
+    assert stored_errors("trellis.3", nothing, "bf16", nothing, 0) is None

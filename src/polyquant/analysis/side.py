@@ -45,6 +45,12 @@ class Side:
         return not self.ternarize and all(w.codec.form is Floats for w in self.weights)
 
     @property
+    def streams(self) -> bool:
+        """True if its rows can be read one block after the other; else it is decoded as a whole."""
+        shapes = [w.shape for w in self.weights]
+        return not self.ternarize and all(w.codec.row_sliced for w in self.weights) and self.op.together(shapes) == 1
+
+    @property
     def origin(self) -> str:
         """The stored tensors, for display."""
         more = f" and {len(self.weights) - 1} more" if len(self.weights) > 1 else ""
@@ -90,10 +96,10 @@ def _blocks(side: Side) -> str | None:
 
 def _whole(side: Side) -> F32 | None:
     """The tensor [rows, K] if it cannot be read by rows, else None."""
+    if side.streams:
+        return None
     if side.ternarize:
         w = side.op.reference([absmean_floats(w).reshape(w.shape) for w in side.weights])
-    elif all(w.codec.row_sliced for w in side.weights) and side.op.together([w.shape for w in side.weights]) == 1:
-        return None
     else:
         w = whole_floats(side.weights, side.op)
     return np.ascontiguousarray(np.asarray(w, np.float32).reshape(as_matrix(side.shape)))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from polyquant.ops import native
 from polyquant.types import F32, U8
 
-__all__ = ["ErrorSums", "compares_stored", "error_sums", "stored_unit_errors", "unit_errors"]
+__all__ = ["ErrorSums", "compares_stored", "error_sums", "stored_errors", "stored_unit_errors", "unit_errors"]
 
 
 F64: TypeAlias = NDArray[np.float64]
@@ -92,6 +92,17 @@ def error_sums(a: F32, b: F32) -> ErrorSums:
         worst = max(worst, float(np.fmax.reduce(np.abs(x[whole:] - y[whole:]), initial=0)))
     aa, bb, ab, dd = map(float, sums)
     return ErrorSums(x.size, aa, bb, ab, dd, worst)
+
+
+def stored_errors(a: str, x: U8, b: str, y: U8, count: int) -> ErrorSums | None:
+    """Return `error_sums` of `count` weights stored in the blocks of codecs a and b, bit for bit.
+
+    x, y: uint8 [rows, bytes]. A few blocks at a time are decoded, in the processor's cache. None without kernels for
+    both codecs.
+    """
+    lib = native.lib()
+    found = None if lib is None else lib.stored_errors(a, b, x.reshape(-1), y.reshape(-1))
+    return None if found is None else ErrorSums(count, *found)
 
 
 def _products(x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:

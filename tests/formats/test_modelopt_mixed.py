@@ -93,6 +93,21 @@ def test_library_folder_described_as_a_mix(tmp_path):
         np.testing.assert_array_equal(after[name].dequantize(), weight.dequantize())
 
 
+def test_fp8_without_a_scale_of_inputs(tmp_path):
+    """One scale per tensor becomes one per row, the algorithm that needs no scale of the inputs: equal weights."""
+    polyquant.quantize(MODEL, tmp_path / "ct", to="compressed-tensors", codec="fp8.e4m3.tensor")
+    polyquant.convert(tmp_path / "ct", tmp_path / "out", to="modelopt")
+    assert settings_of(tmp_path / "out")["quant_algo"] == "FP8_PER_CHANNEL_PER_TOKEN"
+    before, after = polyquant.open(tmp_path / "ct"), polyquant.open(tmp_path / "out")
+    assert after[f"{DOWN}.weight"].codec.name == "fp8.e4m3.f32"
+    for name, weight in before.items():
+        np.testing.assert_array_equal(after[name].dequantize(), weight.dequantize())
+    assert "HUB126" not in {f.code for f in polyquant.validate(tmp_path / "out", target="vllm")}
+    polyquant.quantize(MODEL, tmp_path / "one", to="modelopt", codec="fp8.e4m3.tensor.f32")
+    found = [f for f in polyquant.validate(tmp_path / "one", target="vllm") if f.code == "HUB126"]
+    assert f"{DOWN}" in {f.tensor for f in found}
+
+
 def test_settings_that_contradict_a_module(mixed, tmp_path):
     folder = changed(mixed, tmp_path / "a", lambda q: q["quantized_layers"].update({OUT: {"quant_algo": "NVFP4"}}))
     with pytest.raises(InputError, match="contradicts") as raised:

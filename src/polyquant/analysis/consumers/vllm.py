@@ -166,6 +166,13 @@ PARALLEL = VLLM.rejects(
     "vllm/config/model.py: ModelConfig.verify_with_parallel_config; vllm/distributed/utils.py: "
     "verify_group_size_divides_partition",
 )
+STATIC = VLLM.miscomputes(
+    126,
+    "FP8 (one scale) and NVFP4 of ModelOpt quantize a layer's inputs with its input_scale. Without one, that scale is "
+    "undefined and the results are wrong. FP8_PER_CHANNEL_PER_TOKEN (codec fp8.e4m3.f32), W4A16_NVFP4 and MXFP8 need "
+    "none.",
+    f"{_Q}/modelopt.py: KFp8StaticTensor.process, KNvfp4Dynamic.create_weights",
+)
 
 _METHODS = words(
     """
@@ -305,8 +312,14 @@ def _modelopt(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
     if algorithm and algorithm not in _ALGORITHMS:
         yield MODELOPT.finding(f"quant_algo {settings.get('quant_algo')}", file=model.settings_file)
         return
+    layers = settings.get("quantized_layers")
     if algorithm == "MIXED_PRECISION":
-        yield from _mixed(model, settings)
+        yield from _mixed(model, layers)
+    for name, parts in model.with_part("weight_scale"):
+        own = layers.get(name) if isinstance(layers, Mapping) else None
+        used = str(own.get("quant_algo")).upper() if isinstance(own, Mapping) else algorithm
+        if used in ("FP8", "NVFP4") and "input_scale" not in parts:
+            yield STATIC.finding(f"{used} without input_scale", name)
     if algorithm == "FP8_PB_WO":
         yield from block_parts(BLOCKS, model, last=False)
         for name, parts in model.with_part("weight_scale"):
@@ -315,9 +328,9 @@ def _modelopt(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
                 yield PB_COLUMNS.finding(f"{size[1]} columns, scales {list(scale)}", f"{name}.weight_scale")
 
 
-def _mixed(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
+def _mixed(model: Model, layers: object) -> Iterator[Finding]:
     """A finding for the first layer of each algorithm that is not read in a mix."""
-    layers, seen = settings.get("quantized_layers"), set[str]()
+    seen = set[str]()
     if not isinstance(layers, Mapping) or not layers:
         yield MODELOPT.finding("MIXED_PRECISION without quantized_layers", file=model.settings_file)
         return

@@ -155,6 +155,8 @@ class _ModelOpt(LinearLayers):
         if have.element == "e2m1":
             return HFNvfp4(static=scales_inputs(codec))
         held = held_fp8(codec, inv=False, dtype="f32")
+        if held is not None and held.tensor and not held.static:
+            held = replace(held, tensor=False)  # FP8 with one scale has static inputs; with one per row it has none
         return held if held is not None and self.holds(held) else None
 
     def stored(self, tensor: TensorSpec) -> list[StoredTensor]:

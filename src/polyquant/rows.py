@@ -212,10 +212,15 @@ def expert(weight: Weight, index: int) -> Weight:
 
 
 def one_matrix(weights: Sequence[Weight], op: Operation) -> tuple[Sequence[Weight], Operation]:
-    """One matrix of a stack as a separate source, if small floats have scales for each matrix; others unchanged."""
-    if not isinstance(op, Matrix) or len(weights) != 1 or not parted(weights[0].codec, weights[0].shape):
+    """One matrix of a stack as a separate source, whose codes are judged and read without the others; other operations
+    unchanged.
+    """
+    if not isinstance(op, Matrix) or len(weights) != 1 or len(weights[0].shape) != 3:
         return weights, op
-    return [expert(weights[0], op.index)], SAME
+    (stack,) = weights
+    rows = as_matrix(stack.shape)[0]
+    sliced = stack.codec.row_sliced and all(a.spec.shape[:1] == (rows,) for a in stack.arrays.values())
+    return ([expert(stack, op.index)], SAME) if sliced or parted(stack.codec, stack.shape) else (weights, op)
 
 
 def parted(codec: Codec, shape: Shape) -> bool:

@@ -161,13 +161,14 @@ def _recoded(step: Step, parts: Parts, shape: tuple[int, int], *, measure: bool)
 
 def convert_tensor(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
     """Convert a tensor that cannot be converted in slices of rows."""
-    weights, op = one_matrix(_weights(plan, step), step.map.op)
+    weights, op = _weights(plan, step), step.map.op
+    matrices, left = one_matrix(weights, op)
     same, weight = isinstance(op, Same), weights[0]
     source, target, shape = weight.codec, step.target, step.map.shape
     if step.action is Action.COPY and same and not cuts_parts(step):
         yield from copied(weight)
-    elif _small(step) and cuts_parts(step):
-        yield from row_blocks(plan, step, weight, measure=measure)
+    elif _small(step) and cuts_parts(step) and isinstance(left, Same):
+        yield from row_blocks(plan, step, matrices[0], measure=measure)
     elif stacks_parts(step):
         yield from stacked_blocks(plan, step, weights, measure=measure)
     elif step.action is Action.TRANSCODE and _small(step):

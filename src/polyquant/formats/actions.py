@@ -53,12 +53,12 @@ def action_of(weights: Sequence[Weight], target: Codec, tensor: TensorMap) -> Ac
 
 def same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
     """True if the target can store the same codes."""
+    (weight,), op = one_matrix([weight], tensor.op)
     have = weight.codec
     if Affine in (have.form, target.form):
         joined = len(tensor.sources) > 1 and not target.row_sliced
         return not joined and affine_forms.same_codes(weight, target)
     if ScaledFloats in (have.form, target.form):
-        (weight,), op = one_matrix([weight], tensor.op)
         apart = len(tensor.sources) == 1 or (have.row_sliced and target.row_sliced)
         apart = apart or float_forms.stacks(target, op, weight.shape)
         moves = all(c.form is not ScaledFloats or float_forms.moves_rows(c, op) for c in (weight.codec, target))

@@ -144,7 +144,7 @@ def by_blocks(step: Step) -> bool:
 def cuts_parts(step: Step) -> bool:
     """True for a step that reads or writes blocks of rows of parts that have one entry for several rows, or for all."""
     op = step.map.op
-    single = len(step.sources) == 1 and (isinstance(op, Same) or (isinstance(op, Matrix) and _parted(step.sources[0])))
+    single = len(step.sources) == 1 and (isinstance(op, Same) or (isinstance(op, Matrix) and _apart(step.sources[0])))
     if not single or step.streams or step.map.ternarize or step.cut is not None:
         return False
     ends = (step.sources[0].codec, step.target)
@@ -154,8 +154,9 @@ def cuts_parts(step: Step) -> bool:
     )
 
 
-def _parted(source: TensorSpec) -> bool:
-    return parted(source.codec, source.shape)
+def _apart(stack: TensorSpec) -> bool:
+    """True for a stack whose matrices can be read separately."""
+    return len(stack.shape) == 3 and (stack.codec.row_sliced or parted(stack.codec, stack.shape))
 
 
 def stacks_parts(step: Step) -> bool:

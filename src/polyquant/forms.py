@@ -90,8 +90,9 @@ class ScaledFloats:
     float32. scale: [R, C], one for `block` = (rows, columns) weights, partial at the edges; 0 means all of them.
     start: the first row of `codes` in the weight, so that rows of a block table are known. tensor: the scale of the
     whole tensor, float32 [1], which multiplies or `divides`; None without one. inputs: the static scale of the layer's
-    inputs, float32 [1], which multiplies their codes, or `divides` as well; None without one. paired: `codes` holds two
-    e2m1 in a byte, [rows, K / 2], the even column in the lower four bits.
+    inputs, float32 [1], which multiplies their codes, or `divides` as well; None without one. In a stack whose matrices
+    have their own scales both are float32 [rows, 1]. paired: `codes` holds two e2m1 in a byte, [rows, K / 2], the even
+    column in the lower four bits.
     """
 
     element: str

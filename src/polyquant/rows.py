@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.capabilities import Cut, Stackable
+from polyquant.capabilities import Cut, CutsParts, Stackable, claims
 from polyquant.errors import CodecError, InputError, UnsupportedError
-from polyquant.operations import Index, Operation, Same
-from polyquant.types import F32, ArraySpec, Codec, Parts, StoredArray, Weight, as_matrix
+from polyquant.operations import SAME, Index, Matrix, Operation, Same
+from polyquant.types import F32, ArraySpec, Codec, Parts, Shape, StoredArray, Weight, as_matrix
 
 __all__ = [
     "HeldArray",
@@ -26,6 +26,8 @@ __all__ = [
     "float_rows",
     "in_memory",
     "matrix_name",
+    "one_matrix",
+    "parted",
     "row_span",
     "stored_rows",
     "whole_floats",
@@ -77,6 +79,7 @@ def stored_rows(weights: Sequence[Weight], op: Operation, rows: slice) -> Parts:
 
 def float_rows(weights: Sequence[Weight], op: Operation, rows: slice) -> F32:
     """The target's rows [a, b) as float32 [b - a, K]."""
+    weights, op = one_matrix(weights, op)
     index, shapes = np.arange(rows.start, rows.stop), [w.shape for w in weights]
     arrays = [_decoded(w, wanted) for w, wanted in zip(weights, op.needs(index, shapes), strict=True)]
     return np.asarray(op.make(arrays, index, shapes), np.float32)
@@ -84,6 +87,7 @@ def float_rows(weights: Sequence[Weight], op: Operation, rows: slice) -> F32:
 
 def whole_floats(weights: Sequence[Weight], op: Operation) -> F32:
     """The target as float32 of its shape."""
+    weights, op = one_matrix(weights, op)
     return np.asarray(op.reference([w.codec.dequantize(w.read(), w.shape) for w in weights]), np.float32)
 
 
@@ -205,6 +209,26 @@ def expert(weight: Weight, index: int) -> Weight:
         ) from None
     pieces = {part: _Piece(array, cuts[part]) for part, array in weight.arrays.items()}
     return Weight(matrix_name(weight.name, index), shape[-2:], codec, pieces)
+
+
+def one_matrix(weights: Sequence[Weight], op: Operation) -> tuple[Sequence[Weight], Operation]:
+    """One matrix of a stack as a separate source, whose codes are judged and read without the others; other operations
+    unchanged.
+    """
+    if not isinstance(op, Matrix) or len(weights) != 1 or len(weights[0].shape) != 3:
+        return weights, op
+    (stack,) = weights
+    rows = as_matrix(stack.shape)[0]
+    sliced = stack.codec.row_sliced and all(a.spec.shape[:1] == (rows,) for a in stack.arrays.values())
+    return ([expert(stack, op.index)], SAME) if sliced or parted(stack.codec, stack.shape) else (weights, op)
+
+
+def parted(codec: Codec, shape: Shape) -> bool:
+    """True for a stack of small floats whose matrices have scales of their own."""
+    if codec.row_sliced or len(shape) != 3 or not claims(codec, CutsParts):  # type: ignore[type-abstract]
+        return False
+    lines = max(codec.lines.values())
+    return claims(codec, Stackable) and lines == shape[-2]  # type: ignore[type-abstract,arg-type]
 
 
 def _cuts(weight: Weight, index: int) -> tuple[Codec, Mapping[str, Cut]]:

@@ -95,8 +95,8 @@ LESSER = {
     "I2_S": ("GGUF034", (VECTORS / "bitnet_gguf/tiny-bitnet-b158-i2_s-x86_128.gguf").read_bytes()),
     "empty name": ("GGUF035", file([ARCH], [tensor("", (4, 2), 0, 0)], DATA)),
     "no tensors": ("GGUF036", file([ARCH])),
-    "scaled experts": (
-        "GGUF037", file([ARCH], [tensor("a.weight", (64, 2, 2), 40, 0), tensor("a.scale", (2,), 0, 160)], bytes(192)),
+    "scales that do not fit": (
+        "GGUF037", file([ARCH], [tensor("a.weight", (64, 2, 2), 40, 0), tensor("a.scale", (3,), 0, 160)], bytes(192)),
     ),
 }  # fmt: skip
 

@@ -12,8 +12,8 @@ import hub_vectors
 import polyquant
 from polyquant.codecs.float_codec import factors
 from polyquant.codecs.float_forms import as_ggml, refloated, unfloated
-from polyquant.errors import InputError, PlanError, PolyquantError, UnsupportedError
-from polyquant.opening import open_checkpoint
+from polyquant.errors import InputError, PlanError, PolyquantError
+from polyquant.operations import SAME
 from polyquant.ops import small_floats as sf
 from polyquant.rows import in_memory
 from polyquant.runtime.load import load
@@ -142,7 +142,7 @@ def test_gguf_and_back(case, tmp_path):
     """The codes and scale bytes, and the scales of the tensor and of the inputs as separate tensors."""
     weight = polyquant.open(hub_vectors.folder(case))[f"{DOWN}.weight"]
     target, gguf = polyquant.codec(GGUF[case]), tmp_path / "a.gguf"
-    assert as_ggml(weight) == target
+    assert as_ggml([weight], SAME) == target
     parts = refloated(unfloated(weight.codec, dict(weight.parts), weight.shape), target)
     polyquant.save({"x.weight": Weight("x.weight", weight.shape, target, in_memory(parts))}, gguf)
     assert set(polyquant.open(gguf)) == {"x.weight"}
@@ -169,21 +169,6 @@ def test_gguf_without_the_scale_of_the_tensor(tmp_path):
     assert found.codec.name == "nvfp4.scaled.static"
     assert found.parts["scale"] == 1 and found.parts["input_scale"] == parts["input_scale"]
     np.testing.assert_array_equal(found.dequantize(), blocks.dequantize())
-
-
-def test_gguf_with_a_scale_for_each_expert(tmp_path):
-    """No codec applies these scales, and without them the weights would be wrong."""
-    blocks = np.zeros((2 * 4, 36), np.uint8)
-    stack = Weight("blk.0.ffn_up_exps.weight", (2, 4, 64), polyquant.codec("nvfp4"), in_memory({"blocks": blocks}))
-    path = tmp_path / "a.gguf"
-    polyquant.save({stack.name: stack, "blk.0.ffn_up_exps.scale": np.ones(2, np.float32)}, path)
-    for use in (lambda: open_checkpoint(path), lambda: polyquant.convert(path, tmp_path / "b.gguf", codec="f16")):
-        with pytest.raises(UnsupportedError, match="a scale for each"):
-            use()
-    assert stack.name in polyquant.open(path)
-    assert "GGUF037" in {f.code for f in polyquant.validate(path)}
-    polyquant.save({stack.name: stack}, tmp_path / "c.gguf")
-    assert open_checkpoint(tmp_path / "c.gguf")[stack.name].codec.name == "nvfp4"
 
 
 # ---------------------------------------------------------------- broken folders

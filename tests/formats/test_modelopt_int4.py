@@ -133,8 +133,13 @@ def test_broken_and_other_folders(change, settings, error, match, tmp_path):
         polyquant.load(path)
 
 
-def test_one_group_size(tmp_path):
+def test_groups_of_several_sizes_are_a_mix(tmp_path):
     source = folder(tmp_path / "m", lambda t: {n: a for n, a in t.items() if "q_proj" in n or "down" in n})
     rules = ("*.q_proj.weight=modelopt.int4.g32", "*.down_proj.weight=modelopt.int4.g64")
-    with pytest.raises(PlanError, match="one group size"):
-        polyquant.convert(source, tmp_path / "o", to="modelopt", rules=rules, requantize=True, allow_unknown=True)
+    polyquant.convert(source, tmp_path / "o", to="modelopt", rules=rules, requantize=True, allow_unknown=True)
+    settings = json.loads((tmp_path / "o" / "config.json").read_text())["quantization_config"]
+    assert settings["quant_algo"] == "MIXED_PRECISION"
+    sizes = {name.rpartition(".")[2]: layer["group_size"] for name, layer in settings["quantized_layers"].items()}
+    assert sizes == {"q_proj": 32, "down_proj": 64}
+    codecs = {w.codec.name for w in polyquant.open(tmp_path / "o").values()}
+    assert {"modelopt.int4.g32", "modelopt.int4.g64"} <= codecs

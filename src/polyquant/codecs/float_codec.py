@@ -24,7 +24,8 @@ from polyquant.registry import Search
 from polyquant.types import F32, U8, Parts, Rounding, ScaledFloats, Shape, as_matrix
 
 __all__ = [
-    "FloatCodec", "codes_form", "cut", "decoded_floats", "factors", "paired_codes", "stored_scalar", "stored_scales",
+    "FloatCodec", "codes_form", "cut", "decoded_floats", "factors", "paired_codes", "single_scalar", "stored_scalar",
+    "stored_scales",
 ]  # fmt: skip
 
 _SEARCH = Search("polyquant.quantizers.small_floats:quantize")
@@ -140,9 +141,15 @@ class FloatCodec(NamedCodec):
 def cut(codes: ScaledFloats, start: int, stop: int) -> ScaledFloats:
     """Codes of rows [start, stop) with only the scales that belong to them, counted from `start` modulo the block."""
     high = codes.block[0]
+    if codes.tensor is not None and codes.tensor.ndim == 2:
+        codes = replace(codes, tensor=codes.tensor[start:stop], inputs=_of_rows(codes.inputs, start, stop))
     if not high or (start == 0 and stop >= len(codes.scale) * high):
         return replace(codes, start=start)
     return replace(codes, scale=codes.scale[start // high : -(-stop // high)], start=start % high)
+
+
+def _of_rows(scalars: F32 | None, start: int, stop: int) -> F32 | None:
+    return None if scalars is None else scalars[start:stop]
 
 
 def factors(codes: ScaledFloats) -> F32:
@@ -152,7 +159,7 @@ def factors(codes: ScaledFloats) -> F32:
     if codes.tensor is None:
         return scale
     with np.errstate(all="ignore"):
-        combined: F32 = scale / codes.tensor[0] if codes.divides else scale * codes.tensor[0]
+        combined: F32 = scale / codes.tensor if codes.divides else scale * codes.tensor
     return combined
 
 
@@ -220,12 +227,24 @@ def codes_form(codec: FloatCodec, codes: object) -> ScaledFloats:
     return codes
 
 
+def single_scalar(values: F32) -> F32:
+    """The scale that all rows [rows, 1] share, float32 [1]. Raises CodecError if there are several."""
+    if not len(values):
+        return np.ones(1, np.float32)
+    if not np.array_equal(values, np.broadcast_to(values[:1], values.shape), equal_nan=True):
+        raise CodecError("the target has one scale of the tensor, and these rows have several")
+    first: F32 = values[0]
+    return first
+
+
 def stored_scalar(value: F32 | None, divides: bool, *, dividing: bool) -> F32:
     """A scale of the tensor or of inputs as stored, float32 [1]: the reciprocal if the target applies it the other way
-    round. 1 without one.
+    round. 1 without one. Raises CodecError if the rows have several.
     """
     if value is None:
         return np.ones(1, np.float32)
+    if value.ndim == 2:
+        value = single_scalar(value)
     with np.errstate(all="ignore"):
         out: F32 = value if divides == dividing else np.float32(1) / value
     return out

@@ -10,7 +10,7 @@ codecs/keeping.py decides which codecs can hold the codes of which.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,13 +25,13 @@ from polyquant.codecs.ggml_nvfp4 import NVFP4_SCALED, NVFP4_SCALED_STATIC, Scale
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.hf_nvfp4 import HFNvfp4
 from polyquant.codecs.keeping import Fate, HoldsFloats, SmallFloats, Verdict, float_resolved, keeps, once
-from polyquant.operations import Operation, Same
+from polyquant.operations import Operation, Same, Stack
 from polyquant.ops import small_floats
 from polyquant.types import U8, Blocks, Codec, Parts, ScaledFloats, Shape, Weight, as_matrix
 
 __all__ = [
-    "RowsOf", "as_ggml", "moved", "moves_rows", "refloated", "same_floats", "scales_inputs", "scales_of",
-    "small_floats_of", "unfloated", "verdict",
+    "RowsOf", "as_ggml", "for_stack", "moved", "moves_rows", "refloated", "same_floats", "scales_inputs", "scales_of",
+    "small_floats_of", "stacks", "unfloated", "verdict",
 ]  # fmt: skip
 
 _CHUNK = 1 << 22
@@ -115,6 +115,8 @@ def _decided(weight: Weight, general: Verdict, want: SmallFloats) -> Verdict | N
 
 def _takes(target: Codec, shape: Shape) -> bool:
     """True for a matrix, and for a stack if the codec stores its matrices one below the other."""
+    if isinstance(target, ScaledNvfp4) and target.rows:
+        return len(shape) == 2 or (len(shape) == 3 and target.rows == shape[-2])
     return len(shape) == 2 or not isinstance(target, FloatCodec) or (len(shape) == 3 and target.row_sliced)
 
 
@@ -166,17 +168,47 @@ def same_floats(weight: Weight, target: Codec) -> bool:
     return found is not None and found.fate is not Fate.IMPOSSIBLE
 
 
-def as_ggml(weight: Weight) -> Codec | None:
-    """The ggml type that holds this weight's codes, exactly; None if there is none. Reads its scales."""
+def as_ggml(weights: Sequence[Weight], op: Operation) -> Codec | None:
+    """The ggml type that holds the codes of all weights; None if there is none. Reads their scales.
+
+    A stack of matrices with scales of their own keeps one for each.
+    """
+    types = [_ggml_type(w) for w in weights]
+    first = types[0]
+    if len(types) == 1 or first is None:
+        return first
+    if first.row_sliced and all(t is first and w.codec.row_sliced for t, w in zip(types, weights, strict=True)):
+        return first
+    static = {scales_inputs(w.codec) for w in weights}
+    alike = all(t is NVFP4 or isinstance(t, ScaledNvfp4) for t in types) and len(static) == 1
+    if not alike or not isinstance(op, Stack):
+        return None
+    return for_stack(ScaledNvfp4(static.pop()), (len(types), *weights[0].shape))
+
+
+def _ggml_type(weight: Weight) -> Codec | None:
+    """The ggml type that holds this weight's codes; None if there is none."""
     have = small_floats_of(weight.codec)
     if have is None or have.element != "e2m1":
         return None
     types: tuple[Codec, ...] = (MXFP4,) if have.scale == "e8m0" else (NVFP4, NVFP4_SCALED)
     for codec in (NVFP4_SCALED_STATIC,) if scales_inputs(weight.codec) else types:
         found = verdict(weight, codec) if weight.shape[-1] % codec.granule[1] == 0 else None
-        if found is not None and found.fate is Fate.EXACT:
+        if found is not None and found.fate is not Fate.IMPOSSIBLE:  # the reciprocal of a scale may be rounded
             return codec
-    return None
+    return weight.codec if isinstance(weight.codec, ScaledNvfp4) and weight.codec.rows else None
+
+
+def for_stack(codec: Codec, shape: Shape) -> Codec:
+    """The codec with a scale for each matrix of a stack, as llama.cpp reads NVFP4 experts; others unchanged."""
+    if not isinstance(codec, ScaledNvfp4):
+        return codec
+    return replace(codec, rows=shape[-2] if len(shape) == 3 else 0)
+
+
+def stacks(target: Codec, op: Operation, shape: Shape) -> bool:
+    """True if matrices [N, K] become one stack in which each keeps a scale of its own."""
+    return isinstance(op, Stack) and isinstance(target, ScaledNvfp4) and len(shape) == 2 and target.rows == shape[0]
 
 
 def scales_inputs(codec: Codec) -> bool:
@@ -187,6 +219,8 @@ def scales_inputs(codec: Codec) -> bool:
 def moves_rows(codec: Codec, op: Operation) -> bool:
     """True if an operation that keeps rows keeps the codec's scales: each row has its own, or all rows share one."""
     have = small_floats_of(codec)
+    if have is not None and have.rows:
+        return isinstance(op, Same | Stack)
     return isinstance(op, Same) or (have is not None and have.block[0] in (0, 1))
 
 

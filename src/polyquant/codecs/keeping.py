@@ -82,7 +82,8 @@ class SmallFloats:
     element: "e2m1", "e4m3" or "e5m2". scale: "e8m0" (powers of two), "e4m3", or a float dtype. block: rows and columns
     per scale, 0 for all of them. tensor: "" without a scale of the whole tensor, else how it applies: "multiplies" or
     "divides". finite: scale bytes as ggml reads them, each a finite value without a sign: e8m0 255 is 2^128, in e4m3
-    the sign is ignored and 0x7F is 0.
+    the sign is ignored and 0x7F is 0. rows: rows for each scale of the tensor, those of one matrix of a stack; 0 for
+    all rows.
     """
 
     element: Literal["e2m1", "e4m3", "e5m2"]
@@ -90,6 +91,7 @@ class SmallFloats:
     block: tuple[int, int]
     tensor: Literal["", "multiplies", "divides"] = ""
     finite: bool = False
+    rows: int = 0
 
 
 Traits: TypeAlias = Integers | SmallFloats
@@ -227,6 +229,8 @@ def _small_floats(have: SmallFloats, want: SmallFloats) -> Verdict:
     for size, fits in zip(have.block, want.block, strict=True):
         if fits != size and (fits == 0 or (size and size % fits)):
             return _impossible(f"the target has one scale per {_block(want)}, the source per {_block(have)}")
+    if have.rows and want.tensor and (not want.rows or have.rows % want.rows):
+        return _impossible("the matrices of the source have their own scales of the tensor")
     conditions = []
     folds = bool(have.tensor) and not want.tensor
     if want.scale not in (have.scale, "f32"):
@@ -298,7 +302,7 @@ def float_met(condition: Condition, want: SmallFloats, codes: ScaledFloats) -> b
     if condition is Condition.FOLDS:
         assert tensor is not None
         with np.errstate(all="ignore"):
-            exact = wide / tensor[0].astype(np.float64) if codes.divides else wide * tensor[0].astype(np.float64)
+            exact = wide / tensor.astype(np.float64) if codes.divides else wide * tensor.astype(np.float64)
             product = exact.astype(np.float32)
         return bool((product == exact).all()) and _held(product, want.scale)
     return _held(wide.astype(np.float32), want.scale)

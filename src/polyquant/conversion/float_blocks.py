@@ -8,11 +8,11 @@ over the source, for its largest magnitude.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from polyquant.capabilities import CutsParts, MayNeedPeak, claims
+from polyquant.capabilities import CutsParts, MayNeedPeak, Stackable, claims
 from polyquant.codecs.float_codec import decoded_floats, factors
 from polyquant.codecs.float_forms import RowsOf, moved, refloated, scales_of, unfloated
 from polyquant.conversion.steps import Plan
@@ -21,7 +21,7 @@ from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.types import F32, Action, Codec, Floats, Parts, ScaledFloats, Weight, as_matrix
 
-__all__ = ["moved_floats", "refloated_rows", "row_blocks"]
+__all__ = ["moved_floats", "refloated_rows", "row_blocks", "stacked_blocks"]
 
 
 def _lines(codec: Codec) -> Mapping[str, int] | None:
@@ -36,12 +36,29 @@ def _parts(weight: Weight, rows: slice) -> Parts:
 
 def row_blocks(plan: Plan, step: Step, weight: Weight, *, measure: bool) -> Iterator[Piece]:
     """Convert a weight, one block of rows after the other."""
-    source, target, (n, k) = weight.codec, step.target, as_matrix(step.map.shape)
+    importance = shared_importance(plan.importance.get(step.map.target))
+    yield from _blocks(step, weight, step.target, importance, 0, measure=measure)
+
+
+def stacked_blocks(plan: Plan, step: Step, weights: Sequence[Weight], *, measure: bool) -> Iterator[Piece]:
+    """Convert matrices to a stack in which each keeps its own scales, one after the other."""
+    target, importance = step.target, plan.importance.get(step.map.target)
+    assert claims(target, Stackable)  # type: ignore[type-abstract]
+    for index, weight in enumerate(weights):
+        own = importance[index] if importance is not None and importance.ndim > 1 else importance
+        one, _ = target.cut(step.map.shape, index)
+        yield from _blocks(step, weight, one, own, index * step.map.shape[-2], measure=measure)
+
+
+def _blocks(
+    step: Step, weight: Weight, target: Codec, importance: F32 | None, first: int, *, measure: bool
+) -> Iterator[Piece]:
+    """Blocks of a weight whose rows are those of the target from row `first` on."""
+    source, (n, k) = weight.codec, as_matrix(weight.shape)
     own = [line for codec in (source, target) for line in (_lines(codec) or {}).values() if line]
     unit = math.lcm(32, *own)
     size = max(1, step.block_rows // unit) * unit
     kept = step.action in (Action.COPY, Action.TRANSCODE)
-    importance = shared_importance(plan.importance.get(step.map.target))
     peak = None
     if not kept and claims(target, MayNeedPeak) and target.needs_peak:  # type: ignore[type-abstract]
         peak = max((_peak(weight, slice(a, min(n, a + size)), k) for a in range(0, n, size)), default=0.0)
@@ -57,7 +74,7 @@ def row_blocks(plan: Plan, step: Step, weight: Weight, *, measure: bool) -> Iter
             w = source.dequantize(parts, shape)
             made = _quantized(target, w, importance, peak)
             error = error_sums(w, target.dequantize(made, shape)) if measure else None
-        yield Piece(made, a, shape[0], error, offsets=_offsets(target, made, a))
+        yield Piece(made, first + a, shape[0], error, offsets=_offsets(step.target, made, first + a))
 
 
 def _peak(weight: Weight, rows: slice, k: int) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from polyquant.calibration.stages import TOKENS, WINDOWS
 from polyquant.errors import PlanError
-from polyquant.formats.steps import Step, by_blocks, cuts_parts
+from polyquant.formats.steps import Step, by_blocks, cuts_parts, stacks_parts
 from polyquant.types import Action, Affine, TensorSpec, Ternary, as_matrix
 
 __all__ = ["calibration_bytes", "job_bytes", "peak_bytes", "program_bytes", "working_bytes", "working_limit"]
@@ -40,7 +40,7 @@ def job_bytes(step: Step, *, calibrated: bool) -> int:
         return min(rows, step.block_rows) * k * _STREAM_BYTES
     if step.alone and step.action not in (Action.COPY, Action.TRANSCODE):
         return rows * k * _TRELLIS_BYTES + (k * k * _HESSIAN_BYTES if calibrated else 0)
-    if cuts_parts(step):
+    if cuts_parts(step) or stacks_parts(step):
         return min(rows, step.block_rows) * k * _STREAM_BYTES
     if by_blocks(step):
         whole = step.nbytes * (not step.target.row_sliced)

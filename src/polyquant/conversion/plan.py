@@ -31,6 +31,7 @@ from polyquant.no_collection import no_collection
 from polyquant.recipes.reading import load_recipe, uniform
 from polyquant.recipes.recipe import Facts, Recipe, Rule
 from polyquant.registry import codec
+from polyquant.rows import one_matrix
 from polyquant.storage.locations import is_remote
 from polyquant.types import (
     F32,
@@ -157,7 +158,8 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
             hint=None if problem.hint else f"choose another codec: --rule '{tensor.target}=f16'",
         ) from None
     specs = tuple(TensorSpec(w.name, w.shape, w.codec) for w in weights)
-    exact = action in (Action.COPY, Action.TRANSCODE) and all(unchanged(w, target) for w in weights)
+    kept = action in (Action.COPY, Action.TRANSCODE)
+    exact = kept and all(unchanged(w, target) for w in one_matrix(weights, tensor.op)[0])
     return Step(tensor, common(weights), target, action, why, nbytes, sources=specs, instead_of=instead_of, exact=exact)
 
 

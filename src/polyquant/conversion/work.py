@@ -16,15 +16,15 @@ from polyquant.capabilities import QuantizesStored, claims
 from polyquant.codecs.affine_codec import decoded_rows
 from polyquant.codecs.affine_forms import affine_of, recoded
 from polyquant.codecs.transcode import transcode
-from polyquant.conversion.float_blocks import moved_floats, refloated_rows, row_blocks
+from polyquant.conversion.float_blocks import moved_floats, refloated_rows, row_blocks, stacked_blocks
 from polyquant.conversion.steps import Plan
 from polyquant.conversion.tiles import Packer, converted, copied
 from polyquant.errors import CodecError
-from polyquant.formats.steps import Piece, Step, by_blocks, cuts_parts, shared_importance
+from polyquant.formats.steps import Piece, Step, by_blocks, cuts_parts, shared_importance, stacks_parts
 from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
-from polyquant.rows import float_rows, stored_rows, whole_floats
+from polyquant.rows import float_rows, one_matrix, stored_rows, whole_floats
 from polyquant.storage.phases import phase
 from polyquant.types import (
     F32,
@@ -162,12 +162,15 @@ def _recoded(step: Step, parts: Parts, shape: tuple[int, int], *, measure: bool)
 def convert_tensor(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
     """Convert a tensor that cannot be converted in slices of rows."""
     weights, op = _weights(plan, step), step.map.op
+    matrices, left = one_matrix(weights, op)
     same, weight = isinstance(op, Same), weights[0]
     source, target, shape = weight.codec, step.target, step.map.shape
     if step.action is Action.COPY and same and not cuts_parts(step):
         yield from copied(weight)
-    elif _small(step) and cuts_parts(step):
-        yield from row_blocks(plan, step, weight, measure=measure)
+    elif _small(step) and cuts_parts(step) and isinstance(left, Same):
+        yield from row_blocks(plan, step, matrices[0], measure=measure)
+    elif stacks_parts(step):
+        yield from stacked_blocks(plan, step, weights, measure=measure)
     elif step.action is Action.TRANSCODE and _small(step):
         yield moved_floats(step, weight, measure=measure)
     elif _keeps_codes(step):

@@ -9,6 +9,7 @@ from polyquant.codecs import affine_forms, float_forms
 from polyquant.codecs.trellis_forms import same_codes as same_trellis
 from polyquant.operations import Same
 from polyquant.registry import codec
+from polyquant.rows import one_matrix
 from polyquant.types import Action, Affine, Blocks, Codec, Floats, ScaledFloats, TensorMap, TrellisCodes, Weight
 
 __all__ = ["action_of", "blocks_of", "common", "same_codes", "survives"]
@@ -38,8 +39,9 @@ def action_of(weights: Sequence[Weight], target: Codec, tensor: TensorMap) -> Ac
     if tensor.ternarize:
         return Action.QUANTIZE
     if survives(weights, tensor):
+        weights, op = one_matrix(weights, tensor.op)
         separable = len(weights) == 1 or target.form not in (Affine, ScaledFloats) or target.row_sliced
-        separable = separable and (target.form is not ScaledFloats or float_forms.moves_rows(target, tensor.op))
+        separable = separable and (target.form is not ScaledFloats or float_forms.moves_rows(target, op))
         if separable and all(w.codec.name == target.name for w in weights):
             return Action.COPY
         if all(same_codes(w, target, tensor) for w in weights):
@@ -51,13 +53,15 @@ def action_of(weights: Sequence[Weight], target: Codec, tensor: TensorMap) -> Ac
 
 def same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
     """True if the target can store the same codes."""
+    (weight,), op = one_matrix([weight], tensor.op)
     have = weight.codec
     if Affine in (have.form, target.form):
         joined = len(tensor.sources) > 1 and not target.row_sliced
         return not joined and affine_forms.same_codes(weight, target)
     if ScaledFloats in (have.form, target.form):
         apart = len(tensor.sources) == 1 or (have.row_sliced and target.row_sliced)
-        moves = all(c.form is not ScaledFloats or float_forms.moves_rows(c, tensor.op) for c in (have, target))
+        apart = apart or float_forms.stacks(target, op, weight.shape)
+        moves = all(c.form is not ScaledFloats or float_forms.moves_rows(c, op) for c in (weight.codec, target))
         return apart and moves and float_forms.same_floats(weight, target)
     if have.form is target.form and have.form not in (Blocks, TrellisCodes):
         return True

@@ -10,14 +10,14 @@ import numpy as np
 
 from polyquant.capabilities import CutsParts, DecodesRows, PacksRows, claims
 from polyquant.errors import UnsupportedError
-from polyquant.operations import Same, Stack
+from polyquant.operations import Matrix, Same, Stack
 from polyquant.ops.metrics import ErrorSums
-from polyquant.rows import matrix_name
+from polyquant.rows import matrix_name, parted
 from polyquant.types import F32, Action, Codec, Floats, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
 
 __all__ = [
     "BLOCK_WEIGHTS", "TILE_WEIGHTS", "Piece", "Progress", "Step", "by_blocks", "cuts_parts", "importance_shapes",
-    "shared_importance",
+    "shared_importance", "stacks_parts",
 ]  # fmt: skip
 
 BLOCK_WEIGHTS = 1 << 20
@@ -143,14 +143,28 @@ def by_blocks(step: Step) -> bool:
 
 def cuts_parts(step: Step) -> bool:
     """True for a step that reads or writes blocks of rows of parts that have one entry for several rows, or for all."""
-    same = isinstance(step.map.op, Same) and len(step.sources) == 1
-    if not same or step.streams or step.map.ternarize or step.cut is not None:
+    op = step.map.op
+    single = len(step.sources) == 1 and (isinstance(op, Same) or (isinstance(op, Matrix) and _apart(step.sources[0])))
+    if not single or step.streams or step.map.ternarize or step.cut is not None:
         return False
     ends = (step.sources[0].codec, step.target)
     return any(not c.row_sliced for c in ends) and all(
         c.row_sliced or claims(c, CutsParts)  # type: ignore[type-abstract]
         for c in ends
     )
+
+
+def _apart(stack: TensorSpec) -> bool:
+    """True for a stack whose matrices can be read separately."""
+    return len(stack.shape) == 3 and (stack.codec.row_sliced or parted(stack.codec, stack.shape))
+
+
+def stacks_parts(step: Step) -> bool:
+    """True for a step that makes a stack of small floats, each matrix with scales of its own, of matrices."""
+    if not isinstance(step.map.op, Stack) or step.streams or step.map.ternarize or step.cut is not None:
+        return False
+    readable = all(s.codec.row_sliced or claims(s.codec, CutsParts) for s in step.sources)  # type: ignore[type-abstract]
+    return readable and parted(step.target, step.map.shape) and all(len(s.shape) == 2 for s in step.sources)
 
 
 def importance_shapes(shape: Shape) -> tuple[Shape, ...]:

@@ -121,7 +121,9 @@ def _handles(stack: Stack) -> Any | None:
     if not _packed(packed_handle(_of(stack, 0))):
         return None
     if isinstance(stack, Weight) and isinstance(stack.codec, Packed):
-        return stack.codec.packed(stack.parts, stack.shape)
+        whole = stack.codec.packed(stack.parts, stack.shape)
+        if whole is not None or stack.codec.row_sliced:
+            return whole
     handles = [packed_handle(_of(stack, e)) for e in range(_count(stack))]
     return handles if all(_packed(h) for h in handles) else None
 

@@ -9,9 +9,9 @@ from typing import Any
 from polyquant.analysis.consumers.compressed import groups
 from polyquant.analysis.consumers.model import Model, integer
 from polyquant.analysis.consumers.record import Consumer, Program, rules_of, words
-from polyquant.types import Checkpoint, Finding
+from polyquant.types import Checkpoint, Finding, Weight
 
-__all__ = ["CONSUMER", "TYPES", "metadata_findings"]
+__all__ = ["CONSUMER", "TYPES", "metadata_findings", "stored_type"]
 
 LLAMA_CPP = Program("llama.cpp", "as in llama-cpp-python 0.3.36", "ggml-org/llama.cpp", "0c1e57098")
 _CONVERTER = "conversion/base.py: ModelBase.dequant_model"
@@ -123,7 +123,7 @@ def _check(model: Model, devices: int) -> Iterator[Finding]:
             yield CONVERTER.finding(f"quant_method {model.method or 'none'}", file=model.settings_file)
         return
     for weight in checkpoint.values():
-        name = weight.codec.name
+        name = stored_type(weight)
         if name not in TYPES:
             yield TYPE.finding(f"type {name}", weight.name)
         elif name in ("q8_1", "q8_k"):
@@ -133,6 +133,11 @@ def _check(model: Model, devices: int) -> Iterator[Finding]:
     for rule, message in metadata_findings(checkpoint):
         yield _RULES[rule].finding(message, file=model.path.name)
     yield from _split(model, checkpoint)
+
+
+def stored_type(weight: Weight) -> str:
+    """The type of a tensor; scales next to it, which llama.cpp reads as well, are a part of polyquant's codec."""
+    return weight.codec.name.partition(".scaled")[0]
 
 
 def metadata_findings(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:

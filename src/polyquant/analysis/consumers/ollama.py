@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from polyquant.analysis.consumers.llama_cpp import metadata_findings
+from polyquant.analysis.consumers.llama_cpp import metadata_findings, stored_type
 from polyquant.analysis.consumers.model import Model
 from polyquant.analysis.consumers.parallel import blocks
 from polyquant.analysis.consumers.record import Consumer, Program, rules_of, words
@@ -100,8 +100,8 @@ def _gguf(model: Model) -> Iterator[Finding]:
     checkpoint = model.gguf
     assert checkpoint is not None
     for weight in checkpoint.values():
-        if weight.codec.name not in _SIZED:
-            yield TYPE.finding(f"type {weight.codec.name}", weight.name)
+        if (name := stored_type(weight)) not in _SIZED:
+            yield TYPE.finding(f"type {name}", weight.name)
     for _, message in metadata_findings(checkpoint):
         yield RUNNER.finding(message, file=model.path.name)
     if "tokenizer.ggml.model" in checkpoint.metadata and "tokenizer.chat_template" not in checkpoint.metadata:

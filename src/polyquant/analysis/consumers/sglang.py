@@ -136,6 +136,12 @@ HOPPER = SGLANG.needs(
     "MXFP8 weights need a GPU of compute capability 10.0 or newer.",
     f"{_Q}/fp8.py: Fp8Config.get_min_capability",
 )
+STATIC = SGLANG.miscomputes(
+    220,
+    "FP8 of ModelOpt quantizes a layer's inputs with its input_scale. Without one, that scale is undefined and the "
+    "results are wrong.",
+    f"{_Q}/modelopt_quant.py: ModelOptFp8LinearMethod.create_weights, process_weights_after_loading",
+)
 
 _METHODS = words(
     """
@@ -270,6 +276,9 @@ def _modelopt(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
         yield MODELOPT.finding(f"quant_algo {algorithm}", file=model.settings_file)
     if algorithm == "MXFP8":
         yield HOPPER.finding("MXFP8", file=model.settings_file)
+    for name, parts in model.with_part("weight_scale") if algorithm == "FP8" else ():
+        if "input_scale" not in parts:
+            yield STATIC.finding("FP8 without input_scale", name)
 
 
 def _mxfp4(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:

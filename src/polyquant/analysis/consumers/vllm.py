@@ -117,8 +117,9 @@ BLOCKS = VLLM.rejects(
 MODELOPT = VLLM.rejects(
     117,
     "vLLM reads these ModelOpt algorithms: FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, W4A16_NVFP4, MXFP8 and "
-    "MIXED_PRECISION. INT4 AWQ and MXFP4 are not among them.",
-    f"{_Q}/modelopt.py: ModelOptQuantConfigBase.from_config (QUANT_ALGOS)",
+    "MIXED_PRECISION. INT4 AWQ and MXFP4 are not among them. In a mix, layers may be FP8, NVFP4, W4A16_NVFP4 or MXFP8; "
+    "those of another algorithm are taken as floats.",
+    f"{_Q}/modelopt.py: ModelOptQuantConfigBase.from_config (QUANT_ALGOS), ModelOptMixedPrecisionConfig",
 )
 PB_COLUMNS = VLLM.rejects(
     118,
@@ -165,6 +166,13 @@ PARALLEL = VLLM.rejects(
     "vllm/config/model.py: ModelConfig.verify_with_parallel_config; vllm/distributed/utils.py: "
     "verify_group_size_divides_partition",
 )
+STATIC = VLLM.miscomputes(
+    126,
+    "FP8 (one scale) and NVFP4 of ModelOpt quantize a layer's inputs with its input_scale. Without one, that scale is "
+    "undefined and the results are wrong. FP8_PER_CHANNEL_PER_TOKEN (codec fp8.e4m3.f32), W4A16_NVFP4 and MXFP8 need "
+    "none.",
+    f"{_Q}/modelopt.py: KFp8StaticTensor.process, KNvfp4Dynamic.create_weights",
+)
 
 _METHODS = words(
     """
@@ -173,6 +181,7 @@ _METHODS = words(
     mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8 mxfp8
     """
 )
+_IN_A_MIX = words("FP8 NVFP4 W4A16_NVFP4 MXFP8")
 _ALGORITHMS = words("FP8 FP8_PER_CHANNEL_PER_TOKEN FP8_PB_WO NVFP4 W4A16_NVFP4 MXFP8 MIXED_PRECISION")
 _ACTIVATED = frozenset({"naive-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized"})
 
@@ -303,12 +312,33 @@ def _modelopt(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:
     if algorithm and algorithm not in _ALGORITHMS:
         yield MODELOPT.finding(f"quant_algo {settings.get('quant_algo')}", file=model.settings_file)
         return
+    layers = settings.get("quantized_layers")
+    if algorithm == "MIXED_PRECISION":
+        yield from _mixed(model, layers)
+    for name, parts in model.with_part("weight_scale"):
+        own = layers.get(name) if isinstance(layers, Mapping) else None
+        used = str(own.get("quant_algo")).upper() if isinstance(own, Mapping) else algorithm
+        if used in ("FP8", "NVFP4") and "input_scale" not in parts:
+            yield STATIC.finding(f"{used} without input_scale", name)
     if algorithm == "FP8_PB_WO":
         yield from block_parts(BLOCKS, model, last=False)
         for name, parts in model.with_part("weight_scale"):
             size, scale = model.size(name), parts["weight_scale"].shape
             if size is not None and (size[1] % 128 or len(scale) not in (2, 4)):
                 yield PB_COLUMNS.finding(f"{size[1]} columns, scales {list(scale)}", f"{name}.weight_scale")
+
+
+def _mixed(model: Model, layers: object) -> Iterator[Finding]:
+    """A finding for the first layer of each algorithm that is not read in a mix."""
+    seen = set[str]()
+    if not isinstance(layers, Mapping) or not layers:
+        yield MODELOPT.finding("MIXED_PRECISION without quantized_layers", file=model.settings_file)
+        return
+    for name, layer in layers.items():
+        algorithm = str(layer.get("quant_algo") if isinstance(layer, Mapping) else layer)
+        if algorithm.upper() not in _IN_A_MIX and algorithm not in seen:
+            seen.add(algorithm)
+            yield MODELOPT.finding(f"quant_algo {algorithm} in a mix", name)
 
 
 def _mxfp4(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:

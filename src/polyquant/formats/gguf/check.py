@@ -20,7 +20,7 @@ __all__ = ["check"]
 _WITH_TOKENS = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 _INTEGERS = frozenset(Kind) - {Kind.FLOAT32, Kind.FLOAT64, Kind.BOOL, Kind.STRING, Kind.ARRAY}
 
-_NVFP4 = 40
+_NVFP4, _FLOAT32 = 40, 0
 
 
 def check(path: str | Path, *, dialect: str | None = None) -> Iterator[Finding]:
@@ -59,13 +59,22 @@ def _check_file(header: Header, dialect: str | None) -> None:
     place(header, evidence.name)
     if any(t.type_id == 36 for t in header.tensors) and TYPES[evidence.name].get(36) == TYPES["bitnet"][36]:
         findings.note("GGUF034", "I2_S weights: the file does not specify the x86 or the ARM layout")
-    names, fp4 = {t.name for t in header.tensors}, TYPES["mainline"][_NVFP4]
-    for t in header.tensors if TYPES[evidence.name].get(_NVFP4) == fp4 else ():
-        if t.type_id == _NVFP4 and len(t.shape) == 3 and f"{t.name.removesuffix('weight')}scale" in names:
-            findings.warning("GGUF037", "NVFP4 experts with a scale for each", t.name)
+    if TYPES[evidence.name].get(_NVFP4) == TYPES["mainline"][_NVFP4]:
+        _check_scales(header)
     _check_architecture(header)
     _check_values(header)
     _check_tokenizer(header)
+
+
+def _check_scales(header: Header) -> None:
+    """Check the scales next to NVFP4 weights."""
+    tensors = {t.name: t for t in header.tensors}
+    for t in header.tensors:
+        count = t.shape[0] if len(t.shape) == 3 else 1
+        for key in ("scale", "input_scale") if t.type_id == _NVFP4 and t.name.endswith(".weight") else ():
+            scale = tensors.get(t.name.removesuffix("weight") + key)
+            if scale is not None and (scale.type_id, scale.shape) != (_FLOAT32, (count,)):
+                header.findings.warning("GGUF037", f"{key} {list(scale.shape)}, not float32 [{count}]", t.name)
 
 
 def _check_architecture(header: Header) -> None:

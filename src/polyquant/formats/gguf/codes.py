@@ -71,7 +71,7 @@ CODES: dict[str, str] = {
     "is assumed, as in all published files. If the output is fluent nonsense, try --ternary-layout i2_s.arm.",
     "GGUF035": "A tensor's name is empty, so it cannot be looked up.",
     "GGUF036": "The file contains no tensors: a vocabulary, an adapter's metadata, or the first file of a split model.",
-    "GGUF037": "A stack of NVFP4 experts has a scale for each expert (X.scale next to X.weight), as llama.cpp's "
-    "converter writes it. polyquant cannot apply these scales, and without them the weights are wrong: the file can "
-    "only be inspected. Convert the model's folder instead.",
+    "GGUF037": "A scale next to an NVFP4 weight (X.scale, X.input_scale) does not fit it: llama.cpp reads float32 [1], "
+    "and for a stack of experts one for each. Without the scale the weights would be wrong: the file can only be "
+    "inspected.",
 }

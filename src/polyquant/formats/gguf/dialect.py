@@ -17,7 +17,7 @@ from polyquant.errors import UnknownNameError
 from polyquant.formats.gguf.header import Header, TensorInfo
 from polyquant.types import Evidence, Kind
 
-__all__ = ["ACTIVATIONS", "DIALECTS", "TYPES", "WRITTEN_AS", "GgufType", "chain", "detect"]
+__all__ = ["ACTIVATIONS", "DIALECTS", "TYPES", "GgufType", "chain", "detect", "number_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,14 @@ DIALECTS = tuple(TYPES)
 WRITTEN_AS: Mapping[str, int] = {
     **{t.codec: i for i, t in TYPES["mainline"].items() if t.codec},
     "i2_s.x86": 36, "i2_s.arm": 36, "i2_s.x4": 36, "trinity.i2_s": 36, "trinity.tq2_0": 35, "tl1": 38, "tl2": 39,
-    "nvfp4.scaled": 40,
-    "nvfp4.scaled.static": 40,
 }  # fmt: skip
 """Codec name -> the type number to write."""
+
+
+def number_of(codec: str) -> int | None:
+    """The type number of a codec, whose scales may be separate tensors; None if GGUF has none."""
+    return WRITTEN_AS.get(codec.partition(".scaled")[0])
+
 
 ACTIVATIONS = ("q8_1", "q8_k")
 """Types to which llama.cpp rounds activations. It has no kernels for such weights, so they are not written."""

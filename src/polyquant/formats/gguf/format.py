@@ -35,9 +35,9 @@ class _GGUF(PackagedFormat):
         return codec.name in LAYOUTS or any(t.codec == codec.name for types in TYPES.values() for t in types.values())
 
     def writes(self, codec: Codec) -> bool:
-        from polyquant.formats.gguf.dialect import ACTIVATIONS, WRITTEN_AS
+        from polyquant.formats.gguf.dialect import ACTIVATIONS, number_of
 
-        return codec.name in WRITTEN_AS and codec.name not in ACTIVATIONS
+        return number_of(codec.name) is not None and codec.name not in ACTIVATIONS
 
     def own_files(self, folder: Path, names: Iterable[str]) -> set[str]:
         return set()  # one file, never a folder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from polyquant.codecs.opaque import OpaqueCodec
 from polyquant.errors import PlanError, printable
-from polyquant.formats.gguf.dialect import WRITTEN_AS
+from polyquant.formats.gguf.dialect import number_of
 from polyquant.formats.gguf.values import Order, encode
 from polyquant.storage import limits
 from polyquant.types import ArraySpec, Codec, FilePlan, Kind, Layout, Meta, Slot, TensorSpec
@@ -30,11 +30,12 @@ def type_number(codec: Codec) -> int:
     """The GGUF type number of a codec. Raises PlanError if it has none."""
     if isinstance(codec, OpaqueCodec) and codec.type_id >= 0:
         return codec.type_id
-    if codec.name not in WRITTEN_AS:
+    number = number_of(codec.name)
+    if number is None:
         raise PlanError(
             f"GGUF has no type for {codec.name}", hint="choose a codec that GGUF supports, e.g. f16, q8_0 or q4_k"
         )
-    return WRITTEN_AS[codec.name]
+    return number
 
 
 def encode_entry(key: str, meta: Meta, order: Order = "<") -> bytes:

@@ -134,50 +134,60 @@ def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: s
     weights = _with_scales(weights)
     return Checkpoint(
         "gguf", located(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes), naming="gguf",
-        undecoded=_scaled_experts(located(path), weights),
+        undecoded=_misfits(located(path), weights),
     )  # fmt: skip
 
 
 def _with_scales(weights: dict[str, Weight]) -> dict[str, Weight]:
-    """Weights of which some have scales X.scale and X.input_scale next to X.weight, as parts of these."""
+    """Weights of which some have scales X.scale and X.input_scale next to X.weight, as parts of these.
+
+    A stack of experts has one scale for each. Scales that are all 1 are omitted.
+    """
     out = dict(weights)
     for name, weight in weights.items():
-        if weight.codec.name != "nvfp4" or not name.endswith(".weight"):
+        scales = _scales(weights, name)
+        if not scales or any(_misfit(weight, scale) for scale in scales.values()):
             continue
-        found = {key: _scalar(weights.get(name.removesuffix("weight") + key)) for key in ("scale", "input_scale")}
-        scales = {key: array for key, array in found.items() if array is not None}
-        if not scales:
-            continue
-        static, arrays = "input_scale" in scales, dict(weight.arrays)
-        arrays |= in_memory({"scale": np.ones(1, np.float32)})  # a scale of 1 is omitted
-        arrays |= scales
-        out[name] = replace(weight, codec=named_codec(f"nvfp4.scaled{'.static' * static}"), arrays=arrays)
-        for key, array in found.items():
-            if array is not None:
-                del out[name.removesuffix("weight") + key]
+        stacked, static = len(weight.shape) == 3, "input_scale" in scales
+        arrays = {**weight.arrays, **in_memory({"scale": np.ones(weight.shape[0] if stacked else 1, np.float32)})}
+        arrays |= {key: _vector(scale) for key, scale in scales.items()}
+        words = ["nvfp4.scaled", *["static"] * static, *[f"r{weight.shape[-2]}"] * stacked]
+        out[name] = replace(weight, codec=named_codec(".".join(words)), arrays=arrays)
+        for scale in scales.values():
+            del out[scale.name]
     return out
 
 
-def _scaled_experts(path: Path, weights: Mapping[str, Weight]) -> Undecoded | None:
-    """The reason to refuse a file with a scale for each expert of a stack, which no codec applies."""
+def _scales(weights: Mapping[str, Weight], name: str) -> dict[str, Weight]:
+    """The tensors with scales of an NVFP4 weight."""
+    if weights[name].codec.name != "nvfp4" or not name.endswith(".weight"):
+        return {}
+    found = {key: weights.get(name.removesuffix("weight") + key) for key in ("scale", "input_scale")}
+    return {key: weight for key, weight in found.items() if weight is not None}
+
+
+def _misfit(weight: Weight, scale: Weight) -> bool:
+    """True for a tensor that is no scale of this weight: not f32 [1], or [experts] for a stack."""
+    count = weight.shape[0] if len(weight.shape) == 3 else 1
+    return scale.shape != (count,) or scale.codec.name != "f32"
+
+
+def _misfits(path: Path, weights: Mapping[str, Weight]) -> Undecoded | None:
+    """The reason to refuse a file with scales that do not fit their weights."""
     for name, weight in weights.items():
-        if weight.codec.name == "nvfp4" and len(weight.shape) == 3:
-            scale = weights.get(f"{name.removesuffix('weight')}scale")
-            if scale is not None:
-                found = f"{scale.name} {list(scale.shape)}"
-                hint = "convert the folder from which the file was made"
-                return Undecoded("NVFP4 experts with a scale for each", "GGUF037", path, name, found, hint)
+        for scale in _scales(weights, name).values():
+            if _misfit(weight, scale):
+                found = f"{scale.name} {scale.codec} {list(scale.shape)}"
+                return Undecoded("NVFP4 with scales that do not fit it", "GGUF037", path, name, found)
     return None
 
 
-def _scalar(weight: Weight | None) -> StoredArray | None:
-    """The array of a tensor f32 [1]; None for any other."""
-    if weight is None or (weight.shape, weight.codec.name) != ((1,), "f32"):
-        return None
+def _vector(weight: Weight) -> StoredArray:
+    """The array of a tensor f32 [n]."""
     (array,) = weight.arrays.values()
     if isinstance(array, FileArray) and array.swap is None:
-        return replace(array, spec=ArraySpec((1,), np.dtype(np.float32)))
-    return in_memory({"scale": weight.dequantize()})["scale"]
+        return replace(array, spec=ArraySpec(weight.shape, np.dtype(np.float32)))
+    return in_memory({"scale": weight.dequantize().reshape(-1)})["scale"]
 
 
 def _unknown(weights: dict[str, Weight]) -> list[str]:

@@ -48,20 +48,20 @@ class GGUFTarget(PlainTarget):
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
         """Choose as other targets do, with the tile of TL1 and TL2. Raises CodecError."""
         choice = super().choose(source, tensor, recipe, facts, options)
-        chosen = choice.codec
+        chosen = float_forms.for_stack(choice.codec, tensor.shape)
         if chosen.name in ACTIVATIONS:
             raise CodecError(
                 f"{chosen} is for activations: no program runs weights stored in it", hint="use q8_0 instead"
             )
         if options.tile is not None and isinstance(chosen, Tiled):
             return choice._replace(codec=chosen.with_tile(options.tile))
-        return choice
+        return choice._replace(codec=chosen)
 
     def held(self, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:
         """A ggml type that stores the codes of another tool exactly; None if there is none."""
         if not survives(weights, tensor):
             return None
-        if len(weights) == 1 and (small := float_forms.as_ggml(weights[0])) is not None:
+        if (small := float_forms.as_ggml(weights, tensor.op)) is not None:
             return Choice(small, "codes kept")
         name = affine_forms.blocks_of(weights[0]) if len(weights) == 1 else _blocks_of_all(weights)
         return None if name is None else Choice(codec(name), "codes kept")

@@ -9,6 +9,8 @@
     W4A16_AWQ                  X.weight U8 [N / 2, K], X.weight_scale F32 [N, G]
                                [X.pre_quant_scale [K]]                                       codecs/modelopt_int4.py
 
+MIXED_PRECISION                an algorithm per module, in `quantized_layers`
+
 Scales of the key and value cache (X.k_scale, X.v_scale) stay separate tensors. Other algorithms are named but not
 decoded.
 """
@@ -27,7 +29,7 @@ from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.hf_mxfp8 import HF_MXFP8
 from polyquant.codecs.hf_nvfp4 import HFNvfp4
 from polyquant.codecs.modelopt_int4 import ModelOptInt4
-from polyquant.errors import InputError, PlanError, printable
+from polyquant.errors import InputError, printable
 from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
 from polyquant.formats.huggingface.schemes import LinearLayers, StoredTensor, group_sizes
 from polyquant.formats.huggingface.small_floats import (
@@ -70,7 +72,7 @@ def weight_of(
 ) -> QuantizedWeight | str:
     """Read one weight. Raises InputError, also if config.json names an algorithm that the tensors contradict."""
     del read
-    algorithm = _algorithm(settings)
+    algorithm = _algorithm(settings, module)
     kind = _OF_FLOATS.get(algorithm.upper())
     weight, scale = tensors[f"{module}.weight"], tensors[f"{module}.weight_scale"]
     four = weight.dtype == "U8"
@@ -112,7 +114,14 @@ def _int4(module: str, tensors: Mapping[str, Described]) -> QuantizedWeight:
     return fitting(module, (2 * half, k), ModelOptInt4(k // groups if groups > 1 else 0, pre), tensors)
 
 
-def _algorithm(settings: Mapping[str, Any]) -> str:
+def _algorithm(settings: Mapping[str, Any], module: str) -> str:
+    """The algorithm of a module: its own one, or that of the closest module around it, or the folder's."""
+    layers, name = settings.get("quantized_layers"), module
+    while isinstance(layers, dict) and name:
+        if isinstance(layer := layers.get(name), dict):
+            settings = layer
+            break
+        name = name.rpartition(".")[0]
     algorithm = settings.get("quant_algo")
     return algorithm if isinstance(algorithm, str) else ""
 
@@ -146,6 +155,8 @@ class _ModelOpt(LinearLayers):
         if have.element == "e2m1":
             return HFNvfp4(static=scales_inputs(codec))
         held = held_fp8(codec, inv=False, dtype="f32")
+        if held is not None and held.tensor and not held.static:
+            held = replace(held, tensor=False)  # FP8 with one scale has static inputs; with one per row it has none
         return held if held is not None and self.holds(held) else None
 
     def stored(self, tensor: TensorSpec) -> list[StoredTensor]:
@@ -160,14 +171,16 @@ class _ModelOpt(LinearLayers):
         return stored_as(tensor, {"blocks": "weight", "scales": "weight_scale"}, shapes)
 
     def settings(self, tensors: Sequence[TensorSpec], config: Mapping[str, Any]) -> dict[str, Any]:
-        """quantization_config as ModelOpt repeats it in config.json. Raises PlanError for several algorithms."""
+        """quantization_config as ModelOpt repeats it in config.json."""
         described = self._described(tensors)
         algorithm, excluded = described["quant_algo"], described["exclude_modules"]
-        groups = _groups(algorithm)
+        layers = described.get("quantized_layers")
+        groups = _config_groups(algorithm, layers)
         cache = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}
         return {
             "quantization_config": {
-                **({} if groups is None else {"config_groups": {"group_0": groups}}),
+                **({"config_groups": groups} if groups else {}),
+                **({} if layers is None else {"quantized_layers": layers}),
                 "ignore": excluded,
                 "quant_algo": algorithm,
                 **(cache if described["kv_cache_quant_algo"] else {}),
@@ -177,26 +190,22 @@ class _ModelOpt(LinearLayers):
         }
 
     def files(self, tensors: Sequence[TensorSpec]) -> dict[str, bytes]:
-        """hf_quant_config.json, which ModelOpt's readers take first. Raises PlanError."""
+        """hf_quant_config.json, which ModelOpt's readers take first."""
         content = {"producer": _PRODUCER, "quantization": self._described(tensors)}
         return {SETTINGS: (json.dumps(content, indent=4) + "\n").encode()}
 
     def _described(self, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
-        """The entry `quantization` of hf_quant_config.json. Raises PlanError."""
-        quantized = [t for t in tensors if self.holds(t.codec)]
-        algorithms = {_algorithm_of(t.codec) for t in quantized}
-        if len(algorithms) > 1:
-            raise PlanError(
-                "a ModelOpt folder is written with one algorithm", found=", ".join(sorted(algorithms)),
-                hint="choose one codec for all matrices",
-            )  # fmt: skip
-        (algorithm,) = algorithms
+        """The entry `quantization` of hf_quant_config.json: one algorithm, or one for each module."""
+        sizes = group_sizes(tensors)
+        layers = {t.name.removesuffix(".weight"): _layer(t, sizes) for t in tensors if self.holds(t.codec)}
         cached = any(t.name.endswith((".k_scale", ".v_scale")) for t in tensors)
+        first, *others = layers.values()
+        mixed = any(layer != first for layer in others)
         return {
-            "quant_algo": algorithm,
+            "quant_algo": "MIXED_PRECISION" if mixed else first["quant_algo"],
             "kv_cache_quant_algo": "FP8" if cached else None,
-            **_grouping(algorithm, tensors),
-            "exclude_modules": without(tensors, [t.name.removesuffix(".weight") for t in quantized]),
+            **({"quantized_layers": layers} if mixed else {k: v for k, v in first.items() if k != "quant_algo"}),
+            "exclude_modules": without(tensors, list(layers)),
         }
 
 
@@ -204,16 +213,15 @@ _PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 """The version whose layout is written; readers check the name."""
 
 
-def _grouping(algorithm: str, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
-    """Entries about groups of columns. Raises PlanError for integers in groups of several sizes."""
-    if algorithm != "W4A16_AWQ":
-        group = 16 if "NVFP4" in algorithm else 32 if algorithm == "MXFP8" else None
-        return {} if group is None else {"group_size": group}
-    columns = {t.name: t.shape[-1] for t in tensors}
-    sizes = {size or columns[name] for name, size in group_sizes(tensors).items()}
-    if len(sizes) > 1:
-        raise PlanError("a ModelOpt folder has one group size", found=", ".join(map(str, sorted(sizes))))
-    return {"group_size": sizes.pop(), "has_zero_point": False, "pre_quant_scale": True}
+def _layer(tensor: TensorSpec, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The description of one module. sizes: columns per scale of integers."""
+    algorithm = _algorithm_of(tensor.codec)
+    out: dict[str, Any] = {"quant_algo": algorithm}
+    if algorithm == "W4A16_AWQ":
+        size = sizes[tensor.name] or tensor.shape[-1]
+        return out | {"group_size": size, "has_zero_point": False, "pre_quant_scale": True}
+    group = 16 if "NVFP4" in algorithm else 32 if algorithm == "MXFP8" else None
+    return out if group is None else out | {"group_size": group}
 
 
 def _algorithm_of(codec: Codec) -> str:
@@ -226,16 +234,33 @@ def _algorithm_of(codec: Codec) -> str:
     return "mxfp4" if codec is HF_MXFP4 else "MXFP8"
 
 
-def _groups(algorithm: str) -> dict[str, Any] | None:
-    """The group in config.json; None where ModelOpt writes none."""
-    if algorithm == "FP8":
-        one: dict[str, Any] = {"dynamic": False, "num_bits": 8, "type": "float"}
-    elif "NVFP4" in algorithm:
-        one = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+def _config_groups(algorithm: str, layers: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
+    """config_groups of config.json; empty where ModelOpt writes none. layers: those of a mix, grouped by kind."""
+    if layers is None:
+        one = _groups(algorithm, None) if algorithm == "FP8" or "NVFP4" in algorithm else {}
+        return {"group_0": {**one, "targets": ["Linear"]}} if one else {}
+    kinds: dict[str, list[str]] = {}
+    for name, layer in layers.items():
+        kinds.setdefault(json.dumps(layer), []).append(name)
+    return {
+        f"group_{i}": {**_groups(layer["quant_algo"], layer.get("group_size")), "targets": sorted(names)}
+        for i, (layer, names) in enumerate((json.loads(kind), names) for kind, names in kinds.items())
+    }
+
+
+def _groups(algorithm: str, group: int | None) -> dict[str, Any]:
+    """Weights and inputs of an algorithm; its name alone where ModelOpt does not describe them. group: columns."""
+    if algorithm == "W4A16_AWQ":
+        return {"weights": {"dynamic": False, "num_bits": 4, "type": "int", "group_size": group}}
+    if "NVFP4" in algorithm:
+        one: dict[str, Any] = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    elif algorithm in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8"):
+        one = {"dynamic": False, "num_bits": 8, "type": "float"} | ({"group_size": group} if group else {})
     else:
-        return None
+        return {"quant_algo": algorithm}
     inputs = {} if algorithm == "W4A16_NVFP4" else {"input_activations": dict(one)}
-    return {**inputs, "weights": dict(one), "targets": ["Linear"]}
+    rows = {"strategy": "channel"} if algorithm == "FP8_PER_CHANNEL_PER_TOKEN" else {}
+    return {**inputs, "weights": one | rows}
 
 
 SCHEME = _ModelOpt()

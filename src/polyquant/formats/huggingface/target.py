@@ -148,7 +148,13 @@ class HuggingFaceTarget(PlainTarget):
             return Choice(held, "codes kept")
         if len(tensor.shape) == 2 and not is_linear(tensor.target, tensor.shape):  # embeddings and output heads
             return self._unquantized(source, have, tensor)
-        return Choice(codec(DEFAULTS[scheme.name]), f"{scheme.title} cannot hold the codes of {have}")
+        wanted, why = codec(DEFAULTS[scheme.name]), f"{scheme.title} cannot hold the codes of {have}"
+        try:
+            wanted.specs(tensor.shape)
+        except CodecError:
+            hint = "choose another scheme, or requantize: --codec with groups that divide it, and --requantize"
+            raise PlanError(why, file=source.path, tensor=tensor.target, hint=hint) from None
+        return Choice(wanted, why)
 
     def _unquantized(self, source: Checkpoint, have: Codec, tensor: TensorMap) -> Choice:
         """Floats: those of the source, or decoded ones of the model's dtype."""

@@ -26,8 +26,8 @@ struct ErrorSums;
 bool requantize(const BlockKernel& source, const BlockKernel& target, const uint8_t* data, size_t rows, size_t cols,
                 const float* importance, uint8_t* out, ErrorSums* errors);
 
-// metrics.hpp's error_sums of `count` weights stored as blocks of two types, a few at a time in cache. count: a multiple
-// of both types' blocks.
+// metrics.hpp's error_sums of `count` weights stored as blocks of two types, a few at a time in cache. count: a
+// multiple of both types' blocks.
 ErrorSums stored_errors(const BlockKernel& a, const BlockKernel& b, const uint8_t* data_a, const uint8_t* data_b,
                         size_t count);
 

@@ -200,8 +200,9 @@ def compare_checkpoints(
 
 
 def _in_order(names: Sequence[str], left: Mapping[str, Side], right: Mapping[str, Side]) -> Iterator[TensorComparison]:
-    """Compare tensors on all cores; yields results in the order of the names. Only one tensor is decoded as a whole at a
-    time.
+    """Compare tensors on all cores; yields results in the order of the names.
+
+    Of the tensors that cannot be read by rows, one is decoded at a time.
     """
     whole = Lock()
 

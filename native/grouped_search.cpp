@@ -5,19 +5,24 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
 
+#include "affine.hpp"
+#include "blocks.hpp"
 #include "half.hpp"
+#include "metrics.hpp"
 #include "simd.hpp"
 
 namespace polyquant {
 namespace {
 
-constexpr size_t LANES = 16;  // sums run in this many lanes, then pairwise: the same order on every machine
+constexpr size_t IN_CACHE = 16 << 10;  // weights that are searched, decoded and compared before the next ones
+constexpr size_t LANES = 16;           // sums run in this many lanes, then pairwise: the same order on every machine
 
 struct Grid {
   float scale, offset, bias;
@@ -425,6 +430,29 @@ void grouped_search(const float* w, const float* weights, size_t rows, size_t gr
     offset[cell] = best.offset;
     if (bias) bias[cell] = best.bias;
   }
+}
+
+bool grouped_quantize(const BlockKernel& source, const uint8_t* data, const float* weights, size_t rows, size_t groups,
+                      size_t size, const GridSearch& how, int8_t* codes, float* scale, float* offset, float* bias,
+                      ErrorSums* errors) {
+  const size_t cols = groups * size, bytes = cols / size_t(source.weights) * size_t(source.bytes);
+  // rows that fill stretches of add_errors and tiles of groups
+  const size_t whole = std::lcm(512 / std::gcd(cols, size_t(512)), TILE / std::gcd(groups, TILE));
+  const size_t step = std::max(whole, IN_CACHE / cols / whole * whole);
+  thread_local std::vector<float> room;
+  room.resize(2 * std::min(step, rows) * cols);
+  for (size_t r = 0; r < rows; r += step) {
+    const size_t n = std::min(step, rows - r);
+    float *w = room.data(), *back = w + n * cols, *const biases = bias ? bias + r * groups : nullptr;
+    source.dequantize(data + r * bytes, w, n * cols / size_t(source.weights));
+    if (!errors && !std::all_of(w, back, [](float x) { return std::isfinite(x); })) return false;
+    grouped_search(w, weights, n, groups, size, how, codes + r * cols, scale + r * groups, offset + r * groups, biases);
+    if (!errors) continue;
+    affine_decode(codes + r * cols, n * groups, size, scale + r * groups, offset + r * groups, biases, back);
+    add_errors(w, back, n * cols, *errors);
+    if (!std::isfinite(errors->aa + errors->bb)) return false;
+  }
+  return true;
 }
 
 }  // namespace polyquant

@@ -106,6 +106,20 @@ def grouped_search(
     type: str,
     clips: Sequence[float],
 ) -> None: ...
+def grouped_quantize(
+    source: str,
+    data: U8,
+    weights: F32,
+    codes: I8,
+    scale: F32,
+    offset: F32,
+    bias: F32 | None,
+    bits: int,
+    zero: str,
+    type: str,
+    clips: Sequence[float],
+    measure: bool,
+) -> tuple[float, float, float, float, float] | None: ...
 def rms_norm(x: F32, weight: F32, out: F32, eps: float) -> None: ...
 def layer_norm(x: F32, weight: F32, bias: F32 | None, out: F32, eps: float) -> None: ...
 def rotate(x: F32, cos: F32, sin: F32, out: F32, interleaved: bool) -> None: ...

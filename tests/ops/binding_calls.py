@@ -196,6 +196,22 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "affine": [
         lambda: (i8(6, 64), f32(6, 2), Maybe(f32(6, 2)), "floats", 0.1, 3.0, Maybe(f32(6)), Maybe(whole(np.int32, 6)))
     ],
+    "grouped_quantize": [
+        lambda: (
+            "q8_0",
+            u8(6 * 2 * 34),
+            whole(np.float32, 64),
+            i8(6, 64),
+            f32(6, 2),
+            f32(6, 2),
+            Maybe(f32(6, 2)),
+            4,
+            "integer",
+            "f16",
+            [1.0, 0.9],
+            True,
+        ),
+    ],
     "grouped_search": [
         lambda: (
             f32(6, 64),

@@ -41,6 +41,7 @@ __all__ = [
 
 _KINDS: dict[int, grouped.Kind] = {2: "2", 3: "3", 4: "4", 5: "5", 6: "6", 8: "8"}
 _SEARCH = Search("polyquant.quantizers.grouped:quantize")
+_SEARCH_STORED = Search("polyquant.quantizers.grouped:quantize_stored")
 _SEARCH_FOR = Search("polyquant.quantizers.grouped_inputs:quantize_for")
 
 
@@ -134,6 +135,28 @@ class AffineCodec(NamedCodec):
         weights = column_weights(importance, k)
         codes: Affine = _SEARCH(self.integers, finite(self.name, floats), weights)
         return codes
+
+    def quantize_stored(
+        self,
+        source: str,
+        stored: NDArray[Any],
+        shape: Shape,
+        *,
+        importance: F32 | None = None,
+        measure: bool = True,
+    ) -> tuple[dict[str, NDArray[Any]], tuple[float, ...]] | None:
+        """Rows [rows, K] of the codec `source` to parts, in cache, and their error sums (zeros without `measure`).
+
+        None without native kernels for `source`, for codecs that are read-only or have one scale per tensor, and for
+        rows with NaN or infinity. Raises CodecError for a shape or importance that does not fit.
+        """
+        if not self.writable:
+            return None
+        n, k = matrix_of(self.name, shape)
+        self.specs(shape)
+        data = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+        found = _SEARCH_STORED(self.integers, source, data, (n, k), column_weights(importance, k), measure=measure)
+        return None if found is None else (self.pack(found[0]), found[1])
 
     def quantize_for(self, w: F32, hessian: F32 | None) -> Affine:
         """Quantize w [N, K] with the least error on the layer's inputs; hessian [K, K]: the mean of x x^T.

@@ -11,6 +11,7 @@ is better. Scales and biases are judged as they are stored. With the inputs of a
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 
 from polyquant.codecs.keeping import FLOAT_TYPES, Integers
 from polyquant.ops import native
-from polyquant.types import F32, I8, Affine
+from polyquant.types import F32, I8, U8, Affine
 
-__all__ = ["CLIPS", "limits", "quantize", "stored", "summed"]
+__all__ = ["CLIPS", "limits", "quantize", "quantize_stored", "stored", "summed"]
 
 CLIPS = {
     7: (1.0, 0.9961, 0.98, 0.95),
@@ -71,6 +72,32 @@ def quantize(traits: Integers, w: F32, importance: F32 | None = None) -> Affine:
     return _affine(traits, codes, _Grid(*(np.concatenate(tables) for tables in zip(*grids, strict=True))))
 
 
+def quantize_stored(
+    traits: Integers, source: str, data: U8, shape: tuple[int, int], importance: F32 | None = None, *, measure: bool
+) -> tuple[Affine, tuple[float, ...]] | None:
+    """`quantize` of the weights [N, K] in the blocks of the codec `source`, without an array of their floats.
+
+    data: uint8, the blocks of all rows. Also returns the sums of ops.metrics.ErrorSums without its count, zeros unless
+    `measure`. None without native kernels, for one scale per tensor, and for NaN and infinity.
+    """
+    lib = native.lib()
+    if lib is None or traits.tensor or not math.prod(shape):
+        return None
+    n, k = shape
+    codes = np.empty(shape, np.int8)
+    scale, offset, bias = (np.zeros((n, k // traits.group if traits.group else 1), np.float32) for _ in range(3))
+    weights = np.ones(k, np.float32) if importance is None else np.ascontiguousarray(importance, np.float32)
+    sums = lib.grouped_quantize(
+        source, data, weights, codes, scale, offset, bias, traits.bits, traits.zero, traits.scale, _clips(traits),
+        measure,
+    )  # fmt: skip
+    return None if sums is None else (_affine(traits, codes, _Grid(scale, offset, bias)), sums)
+
+
+def _clips(traits: Integers) -> tuple[float, ...]:
+    return next(ratios for bits, ratios in CLIPS.items() if traits.bits >= bits)
+
+
 def _affine(traits: Integers, codes: I8, grid: _Grid) -> Affine:
     return Affine(traits.bits, codes, grid.scale, grid.offset, bias=grid.bias if traits.zero == "bias" else None)
 
@@ -113,7 +140,7 @@ def _error(traits: Integers, cells: F32, grid: _Grid, weights: F32) -> F32:
 def _searched(traits: Integers, cells: F32, weights: F32) -> tuple[_Grid, I8]:
     """The best grid of each group of cells [N, G, g], and its codes [N, G * g]. weights: [G, g]."""
     n, groups, size = cells.shape
-    clips = next(ratios for bits, ratios in CLIPS.items() if traits.bits >= bits)
+    clips = _clips(traits)
     lib = native.lib()
     if lib is None:
         grid = _search(traits, cells, weights, clips)

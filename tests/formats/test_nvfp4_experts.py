@@ -124,6 +124,9 @@ def test_scales_next_to_a_stack(keys, tmp_path):
     np.testing.assert_array_equal(found.codec.dequantize(found.read(), found.shape, rows=slice(3, 6)),
                                   found.dequantize().reshape(8, 64)[3:6])  # fmt: skip
     assert not [f for f in polyquant.validate(tmp_path / "a.gguf", target="llama.cpp") if f.code == "HUB503"]
+    found = polyquant.validate(tmp_path / "a.gguf", target="transformers")
+    assert [f.tensor for f in found if f.code == "HUB320"] == [stack.name]
+    assert not [f for f in found if f.code == "HUB316"]
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 1)])

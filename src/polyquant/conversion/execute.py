@@ -13,7 +13,7 @@ from polyquant.calibration.shared import SharedCalibration
 from polyquant.conversion.memory import working_limit
 from polyquant.conversion.parts import job_of, source_states
 from polyquant.conversion.read_ahead import window_bytes
-from polyquant.conversion.report import Report, StepReport
+from polyquant.conversion.report import Report, StepReport, opened_as
 from polyquant.conversion.run import Run
 from polyquant.conversion.steps import Plan
 from polyquant.conversion.tasks import Part, shares, whole
@@ -99,8 +99,10 @@ def execute(
             if shared is not None:
                 shared.finish()
     nbytes = plan.nbytes if part is None else sum(task.nbytes for task in tasks)
+    names = [file.name for file in plan.layout.files]
+    path = opened_as(target, names, folder=plan.layout.folder) if part is None else target
     return Report(
-        target, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings, plan.recipe.name
+        path, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings, plan.recipe.name
     )
 
 

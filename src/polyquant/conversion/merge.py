@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from polyquant import __version__
-from polyquant.conversion.report import Report, StepReport
+from polyquant.conversion.report import Report, StepReport, opened_as
 from polyquant.errors import InputError, PlanError, printable
 from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.progress import shows_progress
@@ -76,7 +76,8 @@ def merge(
         except BaseException:
             work.settle()
             raise
-    return Report(target, job.format, sum(job.sizes), time.monotonic() - started, reports)
+    path = opened_as(target, job.files, folder=job.folder)
+    return Report(path, job.format, sum(job.sizes), time.monotonic() - started, reports)
 
 
 def _copying(on_progress: Callable[[Progress], None] | None) -> Callable[[int, int, str], None] | None:

@@ -10,6 +10,7 @@ Everything that can be rejected is rejected here: unreadable input, codecs that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from polyquant.codecs.ternary import refuse_several, ternarize, used_scales
 from polyquant.conversion.notices import mixed_stacks, rule_notices, substitutes
 from polyquant.conversion.order import model_order
 from polyquant.conversion.steps import Plan
-from polyquant.errors import CodecError, InputError, PlanError
+from polyquant.errors import CodecError, InputError, PlanError, UnknownNameError
 from polyquant.formats.actions import action_of, common
 from polyquant.formats.protocol import Choice, OnTensor, Planning, Target
 from polyquant.formats.steps import Step, importance_shapes
@@ -36,6 +37,7 @@ from polyquant.storage.locations import is_remote
 from polyquant.types import (
     F32,
     Action,
+    Blocks,
     Checkpoint,
     Codec,
     TensorMap,
@@ -166,10 +168,26 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
 def _refuse_unwritable(weights: Sequence[Weight], target: Codec, action: Action) -> None:
     """Raise CodecError for a codec that these weights cannot be written in."""
     searched = action in (Action.QUANTIZE, Action.REQUANTIZE)
-    if searched and claims(target, MayOnlyRead) and not target.writable:  # type: ignore[type-abstract]
-        raise CodecError(f"{target} can be read, not written", hint="choose another codec, e.g. q4_k")
+    if searched and not _writable(target):
+        like = _writable_like(target)
+        raise CodecError(f"{target} can be read, not written", hint=f"choose another codec{like and f', e.g. {like}'}")
     if _is_integer(target) and action is not Action.COPY and not all(_is_integer(w.codec) for w in weights):
         raise CodecError(f"{target} holds integers, and the weights are floats", hint="choose a float codec, e.g. bf16")
+
+
+def _writable(target: Codec) -> bool:
+    return not claims(target, MayOnlyRead) or target.writable  # type: ignore[type-abstract]
+
+
+def _writable_like(target: Codec) -> str:
+    """A codec of the same family that can be written; empty if there is none."""
+    name = target.name
+    while "." in name:
+        name = name.rpartition(".")[0]
+        with suppress(UnknownNameError):
+            if _writable(codec(name)):
+                return name
+    return "q4_k" if target.form is Blocks else ""
 
 
 def _refuse_other_than_ternary(weight: Weight, target: Codec) -> None:

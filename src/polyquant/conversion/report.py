@@ -13,7 +13,7 @@ from polyquant.errors import printable
 from polyquant.ops.metrics import ErrorSums
 from polyquant.tables import Row, Table, decibel, size, tensor_columns
 
-__all__ = ["Report", "StepReport", "errors_of"]
+__all__ = ["Report", "StepReport", "errors_of", "opened_as"]
 
 _EQUAL = {"snr_db": math.inf, "rrmse": 0.0, "cosine": 1.0, "max_error": 0.0}
 
@@ -63,9 +63,14 @@ def errors_of(steps: Sequence[StepReport]) -> dict[str, float] | None:
     return dict(_EQUAL) if steps and all(s.exact for s in steps) else None
 
 
+def opened_as(target: Path, files: Sequence[str], *, folder: bool) -> Path:
+    """The path that opens the output: that of the first file of a split model."""
+    return target if folder or len(files) == 1 else target.with_name(files[0])
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """A finished conversion."""
+    """A finished conversion. path: opens the output; of a split model it is the first file."""
 
     path: Path
     format: str

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from polyquant.analysis.consumers.compressed import groups
+from polyquant.analysis.consumers.llama_cpp import stored_type
 from polyquant.analysis.consumers.model import Model, integer
 from polyquant.analysis.consumers.parallel import blocks
 from polyquant.analysis.consumers.record import Consumer, Program, rules_of, words
@@ -117,6 +118,12 @@ GGUF_FLOATS = TRANSFORMERS.needs(
     "transformers needs the package gguf and dequantizes the whole model while loading: it takes the memory of floats.",
     "transformers/modeling_gguf_pytorch_utils.py: load_gguf_checkpoint",
 )
+GGUF_SCALES = TRANSFORMERS.miscomputes(
+    320,
+    "transformers dequantizes NVFP4 tensors of GGUF without the scales next to them (X.scale): weights are too large or "
+    "too small by that factor.",
+    "transformers/modeling_gguf_pytorch_utils.py: load_gguf_checkpoint; gguf/quants.py: NVFP4",
+)
 FP8_SETTINGS = TRANSFORMERS.rejects(
     318,
     "FP8 settings that transformers rejects: activation_scheme must be dynamic or static, weight_block_size has two "
@@ -203,8 +210,11 @@ def _gguf(model: Model) -> Iterator[Finding]:
     if architecture not in _GGUF_ARCHITECTURES:
         yield GGUF_ARCHITECTURE.finding(f"architecture {architecture}", file=model.path.name)
     for weight in checkpoint.values():
-        if weight.codec.name not in _GGUF_TYPES:
-            yield GGUF_TYPE.finding(f"type {weight.codec.name}", weight.name)
+        name = stored_type(weight)
+        if name not in _GGUF_TYPES:
+            yield GGUF_TYPE.finding(f"type {name}", weight.name)
+        elif name != weight.codec.name:
+            yield GGUF_SCALES.finding("a scale is not read", weight.name)
 
 
 def _gptq(model: Model, settings: Mapping[str, Any]) -> Iterator[Finding]:

@@ -28,11 +28,13 @@ CLAIMS = {
     "metal_marlin.4": "Configurable TrellisDialect WithBits",
     "exl3.3.mul1": "TrellisDialect WithBits",
     "gptq.4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayOnlyRead Ordered OwnProduct Packed "
-    "PacksRows WithBits",
-    "awq.4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayOnlyRead OwnProduct Packed PacksRows WithBits",
+    "PacksRows QuantizesStored WithBits",
+    "awq.4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayOnlyRead OwnProduct Packed PacksRows "
+    "QuantizesStored WithBits",
     "compressed.p4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayFixInputs MayOnlyRead Ordered OwnProduct "
-    "Packed PacksRows WithBits",
-    "chatglm.4": "DecodesRows FitsInputs HoldsAffineCodes MayOnlyRead OwnProduct Packed PacksRows WithBits",
+    "Packed PacksRows QuantizesStored WithBits",
+    "chatglm.4": "DecodesRows FitsInputs HoldsAffineCodes MayOnlyRead OwnProduct Packed PacksRows QuantizesStored "
+    "WithBits",
     "fp8.e4m3": "CutsParts DecodesRows MayNeedPeak OwnProduct Packed",
     "w8a16": "Configurable DecodesRows Grouped HoldsBias OwnProduct Packed WithBits",
 }

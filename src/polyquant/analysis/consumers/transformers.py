@@ -120,8 +120,8 @@ GGUF_FLOATS = TRANSFORMERS.needs(
 )
 GGUF_SCALES = TRANSFORMERS.miscomputes(
     320,
-    "transformers dequantizes NVFP4 tensors of GGUF without the scales next to them (X.scale): weights are too large or "
-    "too small by that factor.",
+    "transformers dequantizes NVFP4 tensors of GGUF without the scales next to them (X.scale): weights are too large "
+    "or too small by that factor.",
     "transformers/modeling_gguf_pytorch_utils.py: load_gguf_checkpoint; gguf/quants.py: NVFP4",
 )
 FP8_SETTINGS = TRANSFORMERS.rejects(

@@ -319,6 +319,12 @@ struct ByteCodes {
   PQ_INLINE static Scales scales(const uint8_t* b) { return {halves8<bytes>(b), F8{}}; }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
+    b += g * bytes + head;
+    return _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(load32(b))), __m256i(load32(b + bytes)), 1);
+  }
+
   PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
     for (int k = 0; k < 16; ++k) {
       __m512i x[4];
@@ -779,6 +785,11 @@ struct Iq4NlCodes {
   PQ_INLINE static Scales scales(const uint8_t* b) { return {halves8<18>(b), F8{}}; }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1: 0 ... 15 of both, then 16 ... 31 of both.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
+    return look_up64<0>(kLevels4, nibbles64(__m256i(two16(b + 18 * g + 2, b + 18 * g + 20))));
+  }
+
   PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
     for (int g = 0; g < 8; ++g)
       put_nibbles(b.from(size_t(18 * g + 2)), p, 8 * g, 8 * g + 4,
@@ -808,6 +819,11 @@ struct Iq4XsCodes {
   }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1: 0 ... 15 of both, then 16 ... 31 of both.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
+    return look_up64<0>(kLevels4, nibbles64(__m256i(load32(b + 8 + 16 * g))));
+  }
+
   PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
     for (int g = 0; g < 8; ++g)
       put_nibbles(b.from(size_t(8 + 16 * g)), p, 8 * g, 8 * g + 4,
@@ -838,6 +854,11 @@ struct Mxfp4Codes {
   }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1: 0 ... 15 of both, then 16 ... 31 of both.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
+    return look_up64<0>(kTwiceE2m1, nibbles64(__m256i(two16(b + 17 * g + 1, b + 17 * g + 18))));
+  }
+
   PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
     for (int g = 0; g < 8; ++g)
       put_nibbles(b.from(size_t(17 * g + 1)), p, 8 * g, 8 * g + 4,

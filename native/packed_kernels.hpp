@@ -382,6 +382,7 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
   // Lanes of four sums belong to group 2 i + (0 0 1 1), or (0 1 0 1) where halves of groups are paired.
   const __m512i step = T::paired ? _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1)
                                  : _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  const __m512i top = _mm512_set1_epi8(-128);
   __m512i lanes[4];
   PQ_UNROLL
   for (int i = 0; i < 4; ++i) lanes[i] = _mm512_add_epi32(step, _mm512_set1_epi32(2 * i));
@@ -401,9 +402,14 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
         b = padded;
       }
       const Scales s = scales_of(row, u, b);
-      __m512i codes[4];
+      // Of signed codes the activations are raised by 128, and sums start at -128 times those of the codes.
+      constexpr bool raised = T::top == 0;
+      __m512i codes[4], start[4];
       PQ_UNROLL
-      for (int i = 0; i < 4; ++i) codes[i] = T::two_groups(b, 2 * i);
+      for (int i = 0; i < 4; ++i) {
+        codes[i] = T::two_groups(b, 2 * i), start[i] = _mm512_setzero_si512();
+        if (raised) start[i] = _mm512_sub_epi32(start[i], _mm512_dpbusd_epi32(start[i], top, codes[i]));
+      }
       PQ_UNROLL
       for (int n = 0; n < N; ++n) {
         const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;
@@ -411,10 +417,12 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
         const __m512 d = _mm512_castps256_ps512(_mm256_mul_ps(__m256(s.d), _mm256_loadu_ps(a.scale + at)));
         PQ_UNROLL
         for (int i = 0; i < 4; ++i) {
-          const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[i], _mm512_loadu_si512(q + 64 * i));
+          const __m512i x = _mm512_loadu_si512(q + 64 * i);
+          const __m512i dot = raised ? _mm512_dpbusd_epi32(start[i], _mm512_xor_si512(x, top), codes[i])
+                                     : _mm512_dpbusd_epi32(start[i], codes[i], x);
           acc[n][i & 1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(lanes[i], d), acc[n][i & 1]);
         }
-        offset[n] = _mm256_fmadd_ps(__m256(s.m), _mm256_loadu_ps(a.sum32 + at), offset[n]);
+        if (T::offset) offset[n] = _mm256_fmadd_ps(__m256(s.m), _mm256_loadu_ps(a.sum32 + at), offset[n]);
       }
     }
     for (int n = 0; n < N; ++n) {
@@ -490,12 +498,18 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
   }
 #endif
   if (a.tokens == 1) return rows_times<T, 1, wide>(w, first, last, a, 0, y, stride);
+#if defined(__AVX512VL__)  // 32 registers hold the sums of four tokens
+  if (a.tokens == 2) return rows_times<T, 2, wide>(w, first, last, a, 0, y, stride);
+  if (a.tokens == 3) return rows_times<T, 3, wide>(w, first, last, a, 0, y, stride);
+  if (a.tokens == 4) return rows_times<T, 4, wide>(w, first, last, a, 0, y, stride);
+#else
   if (a.tokens <= 4) {
     rows_times<T, 2, wide>(w, first, last, a, 0, y, stride);
     if (a.tokens == 3) rows_times<T, 1, wide>(w, first, last, a, 2, y, stride);
     if (a.tokens == 4) rows_times<T, 2, wide>(w, first, last, a, 2, y, stride);
     return;
   }
+#endif
   multiply_many<T, wide>(w, first, last, a, y, stride);
 }
 

@@ -12,9 +12,9 @@ concept Sixteen = requires(SixteenLines b, RowPanel& p) { T::sixteen(b, p); };
 template <class T>
 concept SixteenScales = requires(SixteenLines b, RowPanel& p) { T::sixteen_scales(b, p); };
 
-// With fewer tokens single rows are as fast: their scales and offsets need no panel.
+// With fewer tokens single rows are as fast: their scales and offsets need no panel, or their codes no unpacking.
 template <class T>
-constexpr size_t kLeastSixteen = SixteenScales<T> ? 4 : 3;
+constexpr size_t kLeastSixteen = SixteenScales<T> || (T::top == 0 && !T::paired) ? 4 : 3;
 
 // Some tokens' activations of one unit, and -centre times the sums of their codes per `span` columns.
 struct FewTokens {

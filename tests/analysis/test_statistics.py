@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ import polyquant
 from folders import safetensors_bytes
 from golden import VECTORS
 from polyquant.analysis.side import Reader, Side
-from polyquant.analysis.statistics import BINS, sampled, statistics
+from polyquant.analysis.statistics import BINS, median, sampled, statistics
 
 
 def side_of(path, name):
@@ -93,3 +95,12 @@ def test_ternary_codes():
     signs = np.sign(weight.dequantize())
     found = statistics(side_of(path, name))
     assert found.codes == tuple(int((signs == s).sum()) for s in (-1, 0, 1))
+
+
+@pytest.mark.parametrize("values", [[3], [1, 4], [5, 1, 2], [[2, 1], [9, 4]], [1, np.nan, 2], [np.inf, -np.inf, 0]])
+def test_the_median_is_that_of_numpy(values):
+    np.testing.assert_equal(median(values), float(np.median(values)))
+
+
+def test_nothing_has_no_median():
+    assert math.isnan(median([]))

@@ -6,12 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from polyquant.analysis.side import Reader, Side
 from polyquant.types import F32, Shape, Ternary, as_matrix
 
-__all__ = ["BINS", "OUTLIER", "Statistics", "bar_counts", "edge_of", "sampled", "statistics", "ternary_counts"]
+__all__ = [
+    "BINS",
+    "OUTLIER",
+    "Statistics",
+    "bar_counts",
+    "edge_of",
+    "median",
+    "sampled",
+    "statistics",
+    "ternary_counts",
+]
 
 BINS = 41
 """Bars of a histogram of weights."""
@@ -23,6 +33,13 @@ _BLOCK = 1 << 20
 
 OnRows = Callable[[int, int], None]
 """Called with (rows done, all rows) after each block; may raise to stop."""
+
+
+def median(values: ArrayLike) -> float:
+    """The median of some numbers; NaN if one is NaN or there are none. np.median imports np.ma, which takes 20 ms."""
+    x = np.sort(np.asarray(values, np.float64), axis=None)
+    half = len(x) // 2
+    return float("nan") if not len(x) or np.isnan(x[-1]) else float(x[half] + x[half - 1 + len(x) % 2]) / 2
 
 
 @dataclass(frozen=True, slots=True)

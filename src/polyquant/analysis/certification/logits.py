@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polyquant.analysis.certification.tokens import SAMPLES
+from polyquant.analysis.statistics import median
 from polyquant.architectures.record import Architecture
 from polyquant.errors import PolyquantError
 from polyquant.opening import detect, refuse_invalid
@@ -76,7 +77,7 @@ def check_logits(source: Checkpoint, target: Checkpoint, weights: float) -> Logi
     with np.errstate(invalid="ignore"):
         spread = np.linalg.norm(x - x.mean(1, keepdims=True), axis=1)
         errors = np.linalg.norm(y - x, axis=1) / np.maximum(spread, 1e-30)
-    error = float(np.median(errors))
+    error = median(errors)
     layers = a.hyper.layers
     bound: float | None = min(_MOST, _FLOOR + 6 * weights * math.sqrt(2 * layers + 1)) * (
         1 + 2 * _routed(a.architecture)

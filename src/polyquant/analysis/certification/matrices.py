@@ -19,6 +19,7 @@ from polyquant.analysis.certification.rereading import misread
 from polyquant.analysis.certification.scan import Scan
 from polyquant.analysis.certification.vectors import head_orders, row_order
 from polyquant.analysis.side import Reader, Side
+from polyquant.analysis.statistics import median
 from polyquant.architectures.hyper import Hyper
 from polyquant.ops.metrics import unit_errors
 from polyquant.types import F32, as_matrix
@@ -58,7 +59,7 @@ def explain_matrix(
     """The most likely cause of a wrong matrix or stack of matrices. others: the expected tensors."""
     sample = _sampled(expected, actual, found)
     whole_rows = Reader(expected).picked(sample.rows)
-    wrong = float(np.median(cosines(Reader(actual).picked(sample.rows), whole_rows))) < sample.least
+    wrong = median(cosines(Reader(actual).picked(sample.rows), whole_rows)) < sample.least
     if sample.whole and wrong and (cause := misread(actual, whole_rows, sample.rows, sample.least)) is not None:
         return cause
     if not np.isfinite(sample.stored).all():
@@ -125,7 +126,7 @@ def spans(rows: Iterable[int]) -> str:
 
 def _direction(name: str, s: _Sample, expected: Side, found: Scan, *_: object) -> Cause | None:
     """Rows with the right direction: the wrong sign, size or precision."""
-    like = float(np.median(cosines(s.stored, s.expected)))
+    like = median(cosines(s.stored, s.expected))
     if (~s.stored.any(1)).mean() > 0.9:
         return Cause("CER020", f"{s.place} are zero")
     if like <= -s.least:
@@ -136,7 +137,7 @@ def _direction(name: str, s: _Sample, expected: Side, found: Scan, *_: object) -
 def _size(s: _Sample, found: Scan) -> Cause | None:
     """Rows that are multiplied, or less precise than the codec."""
     gains = np.einsum("nk,nk->n", s.stored, s.expected) / np.einsum("nk,nk->n", s.expected, s.expected)
-    gain = float(np.median(gains)) / found.bound.gain
+    gain = median(gains) / found.bound.gain
     rest = float(np.linalg.norm(s.stored - gains[:, None] * s.expected) / np.linalg.norm(s.expected))
     if abs(gain - 1) > max(0.04, min(found.bound.slack, 0.3), 0 if found.bound.cosine else rest):
         return Cause("CER022", f"{s.place} are multiplied by {gain:.3g}")
@@ -224,7 +225,7 @@ def _transposed(name: str, s: _Sample, expected: Side, *_: object) -> Cause | No
     if not s.all_columns:
         return None
     like = transposed_rows(s.stored, expected, s.rows)
-    if like is None or float(np.median(like)) < s.least:
+    if like is None or median(like) < s.least:
         return None
     return Cause("CER018", "the matrix is transposed" if s.whole else f"{s.place} are those of the transposed matrix")
 
@@ -265,7 +266,7 @@ def _elsewhere(
         side = others[other]
         if max(s.rows) < as_matrix(side.shape)[0]:
             like = cosines(s.stored, Reader(side).picked(s.rows)[:, s.columns])
-            if float(np.median(like)) >= s.least:
+            if median(like) >= s.least:
                 return _held(name, other, s, side.shape == expected.shape)
     for other in names[:64]:
         side = others[other]
@@ -273,7 +274,7 @@ def _elsewhere(
         if searched > _SEARCHED:
             break
         match: Match = find_rows(s.stored, side, s.columns)
-        if float(np.median(match.cosine)) >= s.least:
+        if median(match.cosine) >= s.least:
             held = spans(sorted({int(r) for r in match.rows}))
             code = "CER013" if s.all_columns and counterpart(name, other) else "CER019"
             return Cause(code, f"{s.place} hold rows {held} of {other}")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from polyquant.analysis.certification.cause import Cause
 from polyquant.analysis.certification.matching import cosines
 from polyquant.analysis.side import Reader, Side
+from polyquant.analysis.statistics import median
 from polyquant.capabilities import Swappable
 from polyquant.errors import PolyquantError
 from polyquant.registry import CODECS, codec
@@ -64,7 +65,7 @@ def misread(side: Side, expected: F32, rows: list[int], least: float) -> Cause |
             found = Reader(other).picked(rows)
         except (PolyquantError, ValueError):
             continue
-        if np.isfinite(found).all() and float(np.median(cosines(found, expected))) >= least and _sized(found, expected):
+        if np.isfinite(found).all() and median(cosines(found, expected)) >= least and _sized(found, expected):
             return cause
     return _symbols(side, expected, rows, least)
 
@@ -151,7 +152,7 @@ def _symbols(side: Side, expected: F32, rows: list[int], least: float) -> Cause 
     usual = (-1, 0, 1)
     for order in permutations(usual):
         values = np.choose((signs + 1).astype(np.int64), order).astype(np.float32)
-        if order not in (usual, usual[::-1]) and float(np.median(cosines(values, expected))) >= least:
+        if order not in (usual, usual[::-1]) and median(cosines(values, expected)) >= least:
             shown = ", ".join(f"{a:+d} for {b:+d}" for a, b in zip(order, usual, strict=True) if a != b)
             return Cause("CER026", f"the symbols of the codes have another order: {shown}")
     return None

@@ -28,8 +28,8 @@ STUCK = 3600
 MEMORY = 1 << 30
 LARGEST = 60_000
 """Maximum size of an input."""
-CHUNK = 60_000
-"""Executions of one process: libFuzzer ends its process, and atheris leaks kilobytes per execution."""
+CHUNK = 20_000
+"""Executions of one process: libFuzzer ends its process, and atheris leaks about 27 KB per execution."""
 CORPUS = Path(__file__).parent / "corpus"
 """Inputs that failed once: CORPUS/TARGET/NAME."""
 

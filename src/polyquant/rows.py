@@ -77,10 +77,11 @@ def stored_rows(weights: Sequence[Weight], op: Operation, rows: slice) -> Parts:
     return {part: op.make([f[part] for f in arrays], index, shapes) for part in arrays[0]}
 
 
-def float_rows(weights: Sequence[Weight], op: Operation, rows: slice) -> F32:
-    """The target's rows [a, b) as float32 [b - a, K]."""
+def float_rows(weights: Sequence[Weight], op: Operation, rows: slice | Index) -> F32:
+    """The target's rows [a, b), or those of an index, as float32 [n, K]."""
     weights, op = one_matrix(weights, op)
-    index, shapes = np.arange(rows.start, rows.stop), [w.shape for w in weights]
+    index = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+    shapes = [w.shape for w in weights]
     arrays = [_decoded(w, wanted) for w, wanted in zip(weights, op.needs(index, shapes), strict=True)]
     return np.asarray(op.make(arrays, index, shapes), np.float32)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyquant.operations import SAME, Operation
+from polyquant.operations import SAME, Index, Operation
 from polyquant.quantizers.absmean import absmean_floats
 from polyquant.rows import float_rows, stored_rows, whole_floats
 from polyquant.types import F32, U8, Floats, Shape, Ternary, Weight, as_matrix
@@ -66,8 +66,8 @@ class Reader:
         self.blocks = _blocks(side) if self._whole is None else None
         """The codec of rows that are stored in blocks, one part, and not changed."""
 
-    def rows(self, part: slice) -> F32:
-        """Rows [a, b) as float32 [b - a, K]."""
+    def rows(self, part: slice | Index) -> F32:
+        """Rows [a, b), or those of an index, as float32 [n, K]."""
         x = float_rows(self.side.weights, self.side.op, part) if self._whole is None else self._whole[part]
         if self.side.columns is not None:
             x = x * self.side.columns
@@ -83,7 +83,7 @@ class Reader:
     def picked(self, index: list[int]) -> F32:
         """These rows as float32 [n, K]."""
         k = as_matrix(self.side.shape)[1]
-        return np.concatenate([self.rows(slice(i, i + 1)) for i in index]) if index else np.empty((0, k), np.float32)
+        return self.rows(np.asarray(index, np.int64)) if index else np.empty((0, k), np.float32)
 
 
 def _blocks(side: Side) -> str | None:

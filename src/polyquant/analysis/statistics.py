@@ -98,8 +98,7 @@ def sampled(reader: Reader, shape: Shape) -> F32:
     if not rows * k:
         return np.empty(0, np.float32)
     wanted = np.unique(np.linspace(0, rows - 1, max(1, min(rows, _SAMPLED // max(1, k)))).astype(np.int64))
-    runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
-    return np.concatenate([reader.rows(slice(int(run[0]), int(run[-1]) + 1)).reshape(-1) for run in runs])
+    return reader.rows(wanted).reshape(-1)
 
 
 def edge_of(values: NDArray[np.float32], deviation: float) -> float:

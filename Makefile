@@ -81,7 +81,7 @@ fuzz: $(INSTALLED)
 # The native kernels under libFuzzer with address and undefined-behaviour sanitizers; needs clang with compiler-rt.
 fuzz-native:
 	tests/fuzz/native/build.sh build/fuzz-native
-	for target in dequantize quantize product layout affine trellis attention decoder experts exact grouped transposed; do \
+	for target in dequantize quantize product layout affine trellis attention decoder experts exact grouped transposed search; do \
 	  FUZZ=$$target build/fuzz-native/kernels -runs=$(RUNS) -max_len=4096 || exit 1; done
 
 lint: $(INSTALLED)

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "affine.hpp"
 #include "blocks.hpp"
 #include "gguf.hpp"
+#include "grouped_search.hpp"
 #include "input.hpp"
 #include "metrics.hpp"
 #include "packed.hpp"
@@ -54,7 +56,39 @@ void quantize(Input in) {
   if (!k.dequantize || !to.dequantize || !to.quantize || cols % size_t(to.weights)) return;
   std::vector<uint8_t> other(rows * cols / size_t(to.weights) * size_t(to.bytes));
   ErrorSums sums{};
-  requantize(k, to, out.data(), rows, cols, weighted ? importance.data() : nullptr, other.data(), &sums);
+  const bool finite =
+      requantize(k, to, out.data(), rows, cols, weighted ? importance.data() : nullptr, other.data(), &sums);
+  const ErrorSums found = stored_errors(k, to, out.data(), other.data(), rows * cols);
+  if (finite && std::memcmp(&sums, &found, sizeof sums) != 0) std::abort();  // both are sums of the same numbers
+}
+
+// Codes in groups from stored blocks are those from their floats.
+void search(Input in) {
+  static const std::vector<BlockKernel> kernels = all_kernels();
+  const BlockKernel& k = kernels[in.number(kernels.size())];
+  const size_t rows = 1 + in.number(12), blocks = 1 + in.number(3), cols = blocks * size_t(k.weights);
+  const size_t groups = cols % 32 ? 1 : cols / 32;
+  const std::vector<float> clips = {1.0f, 0.9f};
+  const GridSearch how{int(2 + in.number(7)), Zero(in.number(3)), ScaleType(in.number(3)), clips.data(), clips.size()};
+  const bool weighted = in.number(2), measured = in.number(2);
+  if (!k.dequantize) return;
+  std::vector<float> weights = in.floats(cols);
+  for (float& x : weights) x = !weighted ? 1 : x > 0 && x < 1e30f ? x : 0;
+  const std::vector<uint8_t> data = in.bytes(rows * blocks * size_t(k.bytes));
+  std::vector<float> w(rows * cols);
+  k.dequantize(data.data(), w.data(), rows * blocks);
+  std::vector<int8_t> codes[2] = {std::vector<int8_t>(rows * cols), std::vector<int8_t>(rows * cols)};
+  std::vector<float> tables[2][3];
+  for (auto& side : tables)
+    for (auto& table : side) table.resize(rows * groups);
+  ErrorSums sums{};
+  auto& [scale, offset, bias] = tables[0];
+  if (!grouped_quantize(k, data.data(), weights.data(), rows, groups, cols / groups, how, codes[0].data(), scale.data(),
+                        offset.data(), bias.data(), measured ? &sums : nullptr))
+    return;  // not finite
+  grouped_search(w.data(), weights.data(), rows, groups, cols / groups, how, codes[1].data(), tables[1][0].data(),
+                 tables[1][1].data(), tables[1][2].data());
+  if (codes[0] != codes[1] || scale != tables[1][0] || offset != tables[1][1] || bias != tables[1][2]) std::abort();
 }
 
 void product(Input in) {
@@ -148,7 +182,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static constexpr std::pair<const char*, void (*)(Input)> targets[] = {
       {"dequantize", dequantize}, {"quantize", quantize}, {"product", product},     {"layout", layout},
       {"affine", affine},         {"trellis", trellis},   {"attention", attention}, {"decoder", decoder},
-      {"experts", experts},       {"exact", exact},       {"grouped", grouped},     {"transposed", transposed}};
+      {"experts", experts},       {"exact", exact},       {"grouped", grouped},     {"transposed", transposed},
+      {"search", search}};
   static const auto chosen = [] {
     const char* name = std::getenv("FUZZ");
     for (const auto& [known, target] : targets)

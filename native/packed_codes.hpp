@@ -231,6 +231,12 @@ PQ_INLINE __m512i nibbles64(__m256i bytes) {
   return _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(bytes), shift), _mm512_set1_epi8(15));
 }
 
+// 32 bytes -> two bits of each byte from bit `from` on, then those that are `step` bits higher.
+PQ_INLINE __m512i two_fields(const uint8_t* b, int from, int step) {
+  const __m512i shift = _mm512_inserti64x4(_mm512_set1_epi16(short(from)), _mm256_set1_epi16(short(from + step)), 1);
+  return _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(__m256i(load32(b))), shift), _mm512_set1_epi8(3));
+}
+
 PQ_INLINE __m512i same_codes(__m512i x) { return x; }
 
 // The first byte of each of sixteen 32-bit elements, four times: indices for a bytewise shuffle.
@@ -951,9 +957,15 @@ struct Tq1Codes {
 struct Tq2Codes {
   static constexpr int block = 256, bytes = 66, sub = 32, top = 3, centre = 1;
   static constexpr bool offset = true, wide = true, paired = false, whole = false;
-  PQ_INLINE static Scales scales(const uint8_t* b) { return {all(half_at(b + 64)), F8{}}; }
+  PQ_INLINE static Scales scales(const uint8_t* b) {
+    const float d = half_at(b + 64);
+    return {all(d), all(-d)};
+  }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) { return two_fields(b + g / 4 * 32, g % 4 * 2, 2); }
+
   PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
     for (int k = 0; k < 4; ++k) {
       __m512i x[4];
@@ -983,6 +995,27 @@ alignas(16) constexpr int8_t kTrinitySymbols[16] = {1, 2, 0, 1};  // 0, +1, -1, 
 struct I2SX86Codes {
   static constexpr int block = 128, bytes = 32, sub = 32, top = 2, centre = 1;
   static constexpr bool offset = true, wide = true, paired = false, whole = false;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  PQ_INLINE static Scales scales(const uint8_t*) { return {all(1), all(-1)}; }
+  // Codes of groups g and g + 1.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
+    return look_up64<0>(kSymbols, two_fields(b + g / 4 * 32, 6 - g % 4 * 2, -2));
+  }
+
+  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+    for (int k = 0; k < 4; ++k) {
+      __m512i x[4];
+      b.from(size_t(16 * k)).load(x);
+      in_quads(x);
+      PQ_UNROLL
+      for (int j = 0; j < 4; ++j) PQ_UNROLL
+      for (int g = 0; g < 4; ++g)
+        p.put(k / 2 * 4 + g, k % 2 * 4 + j, look_up64<0>(kSymbols, field64(x[j], unsigned(6 - 2 * g), 3)));
+    }
+  }
+#endif
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     one_scale(1, c);
     PQ_UNROLL

@@ -373,7 +373,7 @@ template <class T>
 concept TwoGroups = requires(const uint8_t* b) { T::two_groups(b, 0); };
 
 // As rows_times, for these types: codes of a unit are four registers, and each product sums 64 weights.
-template <class T, int N>
+template <class T, int N, bool wide>
 void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
   constexpr size_t unit_bytes = kUnitBytes<T>;
   const size_t units = a.padded / kUnit, blocks = a.padded / 32;
@@ -414,6 +414,17 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
       for (int n = 0; n < N; ++n) {
         const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;
         const size_t at = size_t(n) * blocks + 8 * u;
+        if (T::offset) offset[n] = _mm256_fmadd_ps(__m256(s.m), _mm256_loadu_ps(a.sum32 + at), offset[n]);
+        if constexpr (wide) {  // one scale per 128
+          for (int h = 0; h < 2; ++h) {
+            const auto x = [&](int i) { return _mm512_loadu_si512(q + 128 * h + 64 * i); };
+            const __m512i dot =
+                _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(start[2 * h], codes[2 * h], x(0)), codes[2 * h + 1], x(1));
+            acc[n][h] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot),
+                                        _mm512_set1_ps(s.d[4 * h] * a.scale[at + 4 * size_t(h)]), acc[n][h]);
+          }
+          continue;
+        }
         const __m512 d = _mm512_castps256_ps512(_mm256_mul_ps(__m256(s.d), _mm256_loadu_ps(a.scale + at)));
         PQ_UNROLL
         for (int i = 0; i < 4; ++i) {
@@ -422,7 +433,6 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
                                      : _mm512_dpbusd_epi32(start[i], codes[i], x);
           acc[n][i & 1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(lanes[i], d), acc[n][i & 1]);
         }
-        if (T::offset) offset[n] = _mm256_fmadd_ps(__m256(s.m), _mm256_loadu_ps(a.sum32 + at), offset[n]);
       }
     }
     for (int n = 0; n < N; ++n) {
@@ -491,10 +501,10 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
   // One token gains little, because Zen 4 issues a 512-bit operation as two of 256, but has the bits of several: prompt
   // lookup is exact. With tables it would lose a fifth.
   if constexpr (TwoGroups<T>) {
-    if (!Tabled<T> && a.tokens == 1) return rows_times_512<T, 1>(w, first, last, a, y, stride);
-    if (a.tokens == 2) return rows_times_512<T, 2>(w, first, last, a, y, stride);
-    if (a.tokens == 3) return rows_times_512<T, 3>(w, first, last, a, y, stride);
-    if (a.tokens == 4) return rows_times_512<T, 4>(w, first, last, a, y, stride);
+    if (!Tabled<T> && a.tokens == 1) return rows_times_512<T, 1, wide>(w, first, last, a, y, stride);
+    if (a.tokens == 2) return rows_times_512<T, 2, wide>(w, first, last, a, y, stride);
+    if (a.tokens == 3) return rows_times_512<T, 3, wide>(w, first, last, a, y, stride);
+    if (a.tokens == 4) return rows_times_512<T, 4, wide>(w, first, last, a, y, stride);
   }
 #endif
   if (a.tokens == 1) return rows_times<T, 1, wide>(w, first, last, a, 0, y, stride);

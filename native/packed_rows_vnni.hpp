@@ -12,9 +12,12 @@ concept Sixteen = requires(SixteenLines b, RowPanel& p) { T::sixteen(b, p); };
 template <class T>
 concept SixteenScales = requires(SixteenLines b, RowPanel& p) { T::sixteen_scales(b, p); };
 
-// With fewer tokens single rows are as fast: their scales and offsets need no panel, or their codes no unpacking.
+// With fewer tokens single rows are as fast: they need no panel of scales (K-quants) or of whole bytes (Q8_0), and look
+// up the symbols of I2_S 64 at a time.
 template <class T>
-constexpr size_t kLeastSixteen = SixteenScales<T> || (T::top == 0 && !T::paired) ? 4 : 3;
+constexpr size_t kLeastSixteen = T::top == 2                                       ? kFewTokens + 1
+                                 : SixteenScales<T> || (T::top == 0 && !T::paired) ? 4
+                                                                                   : 3;
 
 // Some tokens' activations of one unit, and -centre times the sums of their codes per `span` columns.
 struct FewTokens {

@@ -14,6 +14,7 @@ from polyquant.codecs.float_forms import for_stack
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.formats.gguf.check import check
 from polyquant.opening import open_checkpoint
+from polyquant.ops import native
 from polyquant.rows import expert, in_memory
 from polyquant.runtime.load import load
 from polyquant.types import Weight
@@ -71,7 +72,9 @@ def test_gguf_and_back(scheme, model, tmp_path):
         np.testing.assert_allclose(load(path).logits(TOKENS), want, atol=2e-2 * np.abs(want).max())
     if scheme == "modelopt":
         floats = load(folder, activations="float").logits(TOKENS)
-        np.testing.assert_array_equal(load(gguf, activations="float").logits(TOKENS), floats)
+        close = 0 if native.lib() is not None else 1e-5  # BLAS adds the products of a stack in another order
+        found = load(gguf, activations="float").logits(TOKENS)
+        np.testing.assert_allclose(found, floats, rtol=0, atol=close * np.abs(floats).max())
 
 
 def test_stacks_are_copied_and_decoded(model, tmp_path):

@@ -36,10 +36,11 @@ def processor() -> str:
 
 def machine() -> dict[str, object]:
     """Return the properties of the machine and software."""
+    from polyquant import __version__
     from polyquant.ops import native
 
     return {
-        "polyquant": release("polyquant"),
+        "polyquant": __version__,
         "engine": native.instruction_set(),  # POLYQUANT_ISA forces another one
         "processor": processor(),
         "python": platform.python_version(),
@@ -67,7 +68,10 @@ def table(section: Section, rows: list[Row]) -> Table:
     return out
 
 
-def markdown(results: dict, sections: list[tuple[Section, list[Row]]]) -> str:
+FIELDS = ("name", "unit", "ours", "peer", "ratio", "bar", "met", "more", "noise")
+
+
+def markdown(results: dict) -> str:
     """Return docs/benchmarks.md, with every section as a table."""
     facts = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
     lines = [
@@ -79,17 +83,17 @@ def markdown(results: dict, sections: list[tuple[Section, list[Row]]]) -> str:
         "",
         facts + ".",
     ]
-    for section, rows in sections:
-        extra = list(dict.fromkeys(key for row in rows for key in row.extra))
-        peers = ", ".join(f"{p} {v or 'not installed'}" for p, v in results["sections"][section.title]["peers"].items())
-        lines += ["", f"## {section.title[0].upper()}{section.title[1:]}", ""]
+    for title, section in sorted(results["sections"].items(), key=lambda item: NAMES.index(item[1]["section"])):
+        extra = list(dict.fromkeys(key for row in section["rows"] for key in row if key not in FIELDS))
+        peers = ", ".join(f"{p} {v or 'not installed'}" for p, v in section["peers"].items())
+        lines += ["", f"## {title[0].upper()}{title[1:]}", ""]
         lines += [f"Peer: {peers}.", ""] if peers else []
         lines.append("| | unit | ours | peer | times | bar | met | " + " | ".join(extra) + (" |" if extra else ""))
         lines.append("|---|---|---:|---:|---:|---:|---|" + "---:|" * len(extra))
-        for r in rows:
-            cells = [r.name, r.unit, *(number(x) for x in (r.ours, r.peer, r.ratio, r.bar))]
-            cells.append({None: "", True: "yes", False: "**no**"}[r.met])
-            lines.append("| " + " | ".join([*cells, *(number(r.extra.get(key)) for key in extra)]) + " |")
+        for row in section["rows"]:
+            cells = [row["name"], row["unit"], *(number(row[key]) for key in ("ours", "peer", "ratio", "bar"))]
+            cells.append({None: "", True: "yes", False: "**no**"}[row["met"]])
+            lines.append("| " + " | ".join([*cells, *(number(row.get(key)) for key in extra)]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -99,6 +103,8 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"default: all of {', '.join(NAMES)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, e.g. to bench/results.json")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables, e.g. to docs/benchmarks.md")
+    earlier = "add the sections of an earlier run on this machine; without SECTION only these"
+    parser.add_argument("--add", type=Path, metavar="FILE", action="append", default=[], help=earlier)
     args = parser.parse_args()
     if unknown := set(args.sections) - set(NAMES):
         parser.error(f"unknown section {', '.join(sorted(unknown))}; known: {', '.join(NAMES)}")
@@ -110,8 +116,13 @@ def main() -> int:
         console.width = 120
     results = {"machine": machine(), "sections": {}}
     console.print(", ".join(f"{key} {value}" for key, value in results["machine"].items()))
-    missed, measured = False, []
-    for name in args.sections or NAMES:
+    missed = False
+    for path in args.add:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["machine"] != results["machine"]:
+            parser.error(f"{path} is of another machine, version or instruction set")
+        results["sections"] |= found["sections"]
+    for name in args.sections or ([] if args.add else NAMES):
         section: Section = import_module(f"bench_{name}").SECTION
         peers = {peer: release(peer) for peer in section.peers}
         if "llama-cpp-python" in peers:
@@ -130,7 +141,6 @@ def main() -> int:
             console.print(
                 f"{peer} {found}" if found else f"{peer} is not installed: no comparison (pip install {peer})"
             )
-        measured.append((section, rows))
         results["sections"][section.title] = {
             "section": name,
             "peers": peers,
@@ -144,7 +154,7 @@ def main() -> int:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if args.markdown:
-        args.markdown.write_text(markdown(results, measured), encoding="utf-8")
+        args.markdown.write_text(markdown(results), encoding="utf-8")
     return int(missed)
 
 

@@ -88,7 +88,7 @@ def markdown(results: dict) -> str:
         peers = ", ".join(f"{p} {v or 'not installed'}" for p, v in section["peers"].items())
         lines += ["", f"## {title[0].upper()}{title[1:]}", ""]
         lines += [f"Peer: {peers}.", ""] if peers else []
-        lines.append("| | unit | ours | peer | times | bar | met | " + " | ".join(extra) + (" |" if extra else ""))
+        lines.append("| " + " | ".join(["", "unit", "ours", "peer", "times", "bar", "met", *extra]) + " |")
         lines.append("|---|---|---:|---:|---:|---:|---|" + "---:|" * len(extra))
         for row in section["rows"]:
             cells = [row["name"], row["unit"], *(number(row[key]) for key in ("ours", "peer", "ratio", "bar"))]

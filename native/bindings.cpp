@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "bindings_blocks.hpp"
 #include "blocks.hpp"
 #include "gguf.hpp"
 #include "metrics.hpp"
@@ -64,10 +65,6 @@ bool quantize(const std::string& codec, Matrix src, BytesOut dst, std::optional<
   k->quantize(src.data(), dst.data(), rows, cols, importance ? importance->data() : nullptr);
   return true;
 }
-
-using FiveSums = std::tuple<double, double, double, double, double>;
-
-FiveSums five(const ErrorSums& s) { return {s.aa, s.bb, s.ab, s.dd, s.worst}; }
 
 FiveSums sums(Vector a, Vector b) {
   if (a.shape(0) != b.shape(0)) throw nb::value_error("the arrays must have equal lengths");

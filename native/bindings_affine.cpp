@@ -16,13 +16,12 @@
 #include "affine.hpp"
 #include "affine_matrix.hpp"
 #include "bindings.hpp"
+#include "bindings_blocks.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace polyquant {
-
-const BlockKernel* find_block_kernel(std::string_view name);  // bindings.cpp
 
 // Found by MatrixGroup through argument-dependent lookup.
 static size_t inputs_of(const AffineMatrix& m) { return m.cols; }
@@ -86,10 +85,8 @@ void row_sums_py(Codes codes, SumsOut sums) {
 }
 
 // None if a weight is not finite; otherwise the error sums, zero if not measured.
-std::optional<std::tuple<double, double, double, double, double>> quantize_py(const std::string& source, Bytes data,
-                                                                              CodesOut codes, MatrixOut scale,
-                                                                              MatrixOut offset, int bits,
-                                                                              bool symmetric, bool measure) {
+std::optional<FiveSums> quantize_py(const std::string& source, Bytes data, CodesOut codes, MatrixOut scale,
+                                    MatrixOut offset, int bits, bool symmetric, bool measure) {
   const BlockKernel* kernel = find_block_kernel(source);
   const size_t rows = codes.shape(0), cols = codes.shape(1);
   group_size(codes, scale, offset);
@@ -103,7 +100,7 @@ std::optional<std::tuple<double, double, double, double, double>> quantize_py(co
                          offset.data(), measure ? &e : nullptr))
       return std::nullopt;
   }
-  return std::tuple{e.aa, e.bb, e.ab, e.dd, e.worst};
+  return five(e);
 }
 
 // ---------------------------------------------------------------- matrices

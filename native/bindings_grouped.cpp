@@ -8,22 +8,16 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
-#include <tuple>
 #include <vector>
 
 #include "bindings.hpp"
-#include "blocks.hpp"
+#include "bindings_blocks.hpp"
 #include "grouped_search.hpp"
-#include "metrics.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace polyquant {
-
-const BlockKernel* find_block_kernel(std::string_view name);  // bindings.cpp
-
 namespace {
 
 using Matrix = Array<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -70,10 +64,10 @@ void search_py(Matrix w, Vector weights, CodesOut codes, MatrixOut scale, Matrix
                  bias ? bias->data() : nullptr);
 }
 
-std::optional<std::tuple<double, double, double, double, double>> quantize_py(
-    const std::string& source, Bytes data, Vector weights, CodesOut codes, MatrixOut scale, MatrixOut offset,
-    std::optional<MatrixOut> bias, int bits, const std::string& zero, const std::string& type,
-    const std::vector<float>& clips, bool measure) {
+std::optional<FiveSums> quantize_py(const std::string& source, Bytes data, Vector weights, CodesOut codes,
+                                    MatrixOut scale, MatrixOut offset, std::optional<MatrixOut> bias, int bits,
+                                    const std::string& zero, const std::string& type, const std::vector<float>& clips,
+                                    bool measure) {
   const GridSearch how = checked(weights, codes, scale, offset, bias, bits, zero, type, clips);
   const size_t rows = codes.shape(0), cols = codes.shape(1), groups = scale.shape(1);
   const BlockKernel* kernel = find_block_kernel(source);
@@ -89,7 +83,7 @@ std::optional<std::tuple<double, double, double, double, double>> quantize_py(
                           scale.data(), offset.data(), bias ? bias->data() : nullptr, measure ? &e : nullptr))
       return std::nullopt;
   }
-  return std::tuple{e.aa, e.bb, e.ab, e.dd, e.worst};
+  return five(e);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "bindings_blocks.hpp"
 #include "packed.hpp"
 #include "threads.hpp"
 
@@ -17,8 +18,6 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace polyquant {
-
-const BlockKernel* find_block_kernel(std::string_view name);  // bindings.cpp
 
 namespace {
 

@@ -225,6 +225,19 @@ PQ_INLINE void put_nibbles(const SixteenLines& b, RowPanel& p, int low, int high
   }
 }
 
+// 64 bytes of each line: two bits of each 32 bytes are a group, four groups in all. code(x, g): the codes of group g.
+template <class F>
+PQ_INLINE void put_fields(const SixteenLines& b, RowPanel& p, const F& code) {
+  for (int k = 0; k < 4; ++k) {
+    __m512i x[4];
+    b.from(size_t(16 * k)).load(x);
+    in_quads(x);
+    PQ_UNROLL
+    for (int j = 0; j < 4; ++j) PQ_UNROLL
+    for (int g = 0; g < 4; ++g) p.put(k / 2 * 4 + g, k % 2 * 4 + j, code(x[j], g));
+  }
+}
+
 // 32 bytes -> their low nibbles, then their high nibbles.
 PQ_INLINE __m512i nibbles64(__m256i bytes) {
   const __m512i shift = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
@@ -967,14 +980,7 @@ struct Tq2Codes {
   PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) { return two_fields(b + g / 4 * 32, g % 4 * 2, 2); }
 
   PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
-    for (int k = 0; k < 4; ++k) {
-      __m512i x[4];
-      b.from(size_t(16 * k)).load(x);
-      in_quads(x);
-      PQ_UNROLL
-      for (int j = 0; j < 4; ++j) PQ_UNROLL
-      for (int g = 0; g < 4; ++g) p.put(k / 2 * 4 + g, k % 2 * 4 + j, field64(x[j], unsigned(2 * g), 3));
-    }
+    put_fields(b, p, [](__m512i x, int g) { return field64(x, unsigned(2 * g), 3); });
   }
 #endif
 
@@ -1004,15 +1010,7 @@ struct I2SX86Codes {
   }
 
   PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
-    for (int k = 0; k < 4; ++k) {
-      __m512i x[4];
-      b.from(size_t(16 * k)).load(x);
-      in_quads(x);
-      PQ_UNROLL
-      for (int j = 0; j < 4; ++j) PQ_UNROLL
-      for (int g = 0; g < 4; ++g)
-        p.put(k / 2 * 4 + g, k % 2 * 4 + j, look_up64<0>(kSymbols, field64(x[j], unsigned(6 - 2 * g), 3)));
-    }
+    put_fields(b, p, [](__m512i x, int g) { return look_up64<0>(kSymbols, field64(x, unsigned(6 - 2 * g), 3)); });
   }
 #endif
 

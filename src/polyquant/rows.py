@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from polyquant.capabilities import Cut, CutsParts, Stackable, claims
 from polyquant.errors import CodecError, InputError, UnsupportedError
-from polyquant.operations import SAME, Index, Matrix, Operation, Same
+from polyquant.operations import Chain, Index, Matrix, Operation, Same, chain
 from polyquant.types import F32, ArraySpec, Codec, Parts, Shape, StoredArray, Weight, as_matrix
 
 __all__ = [
@@ -216,12 +216,14 @@ def one_matrix(weights: Sequence[Weight], op: Operation) -> tuple[Sequence[Weigh
     """One matrix of a stack as a separate source, whose codes are judged and read without the others; other operations
     unchanged.
     """
-    if not isinstance(op, Matrix) or len(weights) != 1 or len(weights[0].shape) != 3:
+    first, *rest = op.steps if isinstance(op, Chain) else (op,)
+    if not isinstance(first, Matrix) or len(weights) != 1 or len(weights[0].shape) != 3:
         return weights, op
     (stack,) = weights
     rows = as_matrix(stack.shape)[0]
     sliced = stack.codec.row_sliced and all(a.spec.shape[:1] == (rows,) for a in stack.arrays.values())
-    return ([expert(stack, op.index)], SAME) if sliced or parted(stack.codec, stack.shape) else (weights, op)
+    apart = sliced or parted(stack.codec, stack.shape)
+    return ([expert(stack, first.index)], chain(*rest)) if apart else (weights, op)
 
 
 def parted(codec: Codec, shape: Shape) -> bool:

@@ -29,7 +29,7 @@ from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums, stored_errors
 from polyquant.ops.native import cores
 from polyquant.tables import Row, Table, decibel, tensor_columns
-from polyquant.types import Checkpoint, Ternary, as_matrix
+from polyquant.types import Checkpoint, TensorMap, Ternary, as_matrix
 
 __all__ = ["Comparison", "Named", "TensorComparison", "compare", "compare_checkpoints", "compare_tensor", "sides"]
 
@@ -220,18 +220,27 @@ def _in_order(names: Sequence[str], left: Mapping[str, Side], right: Mapping[str
 
 
 def sides(a: Checkpoint, b: Checkpoint) -> Named:
-    """Return the tensors of both, named alike: as stored, or by GGUF's names if they have different schemes."""
+    """Return the tensors of both, named alike: as stored, or by GGUF's names if they have different schemes.
+
+    Folders of one model with different names (stacked, fused or separate experts) have those of transformers.
+    """
 
     def plain(c: Checkpoint) -> dict[str, Side]:
         return {w.name: Side((w,), w.shape) for w in c.values()}
 
-    def translated(c: Checkpoint) -> dict[str, Side]:
-        maps = translate.to_gguf(c, with_tokenizer=False).tensors
+    def translated(c: Checkpoint, maps: Sequence[TensorMap]) -> dict[str, Side]:
         return {t.target: Side(tuple(c[n] for n in t.sources), t.shape, t.op, t.ternarize) for t in maps}
 
-    if a.naming == b.naming:
-        return plain(a), plain(b)  # works without config.json
-    return tuple(plain(c) if c.naming == "gguf" else translated(c) for c in (a, b))  # type: ignore[return-value]
+    if a.naming != b.naming:
+        left, right = (
+            plain(c) if c.naming == "gguf" else translated(c, translate.to_gguf(c, with_tokenizer=False).tensors)
+            for c in (a, b)
+        )
+    elif a.naming == "hf" and a.keys() != b.keys():
+        left, right = (translated(c, translate.usual_tensors(c)) for c in (a, b))
+    else:
+        left, right = plain(a), plain(b)
+    return left, right
 
 
 def compare_tensor(

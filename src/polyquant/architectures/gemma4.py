@@ -8,6 +8,7 @@ Source: modeling_gemma4.py and configuration_gemma4.py of transformers; llama.cp
 
 from __future__ import annotations
 
+from polyquant.architectures.fused import Fused
 from polyquant.architectures.gemma import FOUR_NORMS, GELU
 from polyquant.architectures.gemma4_hyper import GEMMA4_TABLE
 from polyquant.architectures.gemma4_layer import Gemma4FeedForward, Gemma4Layer
@@ -57,6 +58,7 @@ GEMMA4 = Architecture(
     class_name="Gemma4ForCausalLM",
     reads=("gemma4_text",),
     names=NameTable(_NAMES, exact=_EXACT, top=_TOP),
+    fused=Fused("experts.gate_up_proj", "experts.down_proj", "experts.switch_glu", "experts.{e}.{part}"),
     hyper=GEMMA4_TABLE,
     layer=Gemma4Layer(feed_forward=Gemma4FeedForward(FeedForward(activations=GELU))),
     ends=Ends(root=True, layer_inputs=True),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polyquant.architectures.fused import Fused
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import constant, expert_keys, experts_as_wide, sliding_window
 from polyquant.architectures.mixtral import ATTENTION_NAMES
@@ -56,6 +57,14 @@ GPT_OSS = Architecture(
         ),
         halves(f"{_EXPERTS}gate_up_proj", *_GATE_UP, interleaved=True, transposed=True),
         halves(f"{_EXPERTS}gate_up_proj_bias", *_GATE_UP_BIAS, axis=-1, interleaved=True),
+    ),
+    fused=Fused(
+        f"{_EXPERTS}gate_up_proj",
+        f"{_EXPERTS}down_proj",
+        "mlp.experts",
+        f"{_EXPERTS}{{e}}.{{part}}",
+        transposed=True,
+        alternate=True,
     ),
     hyper=replace(
         USUAL.changed(norm_eps={"default": 1e-5}, rotated={"config": (), "gguf": None}).plus(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polyquant.architectures.fused import Fused
 from polyquant.architectures.keys import expert_keys, granite_keys, shared_expert_key
 from polyquant.architectures.llama import LLAMA, LLAMA_NAMES
 from polyquant.architectures.mixture import Mixture
@@ -20,7 +21,7 @@ from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Ends, Layer
 from polyquant.architectures.record import Bias
 
-__all__ = ["GRANITE", "GRANITE_MOE", "GRANITE_MOE_SHARED"]
+__all__ = ["FUSED", "GRANITE", "GRANITE_MOE", "GRANITE_MOE_SHARED"]
 
 GRANITE = replace(
     LLAMA,
@@ -36,6 +37,14 @@ _STEMS = {
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "block_sparse_moe.output_linear": "ffn_down_exps",
 }
+FUSED = Fused(
+    "block_sparse_moe.input_linear.weight",
+    "block_sparse_moe.output_linear.weight",
+    "block_sparse_moe.switch_mlp",
+    "block_sparse_moe.experts.{e}.{part}",
+    ("w1", "w3", "w2"),
+)
+"""Granite's experts; separate ones have Mixtral's names."""
 GRANITE_MOE = replace(
     GRANITE,
     name="granitemoe",
@@ -44,6 +53,7 @@ GRANITE_MOE = replace(
     reads=("granitemoe",),
     names=NameTable(_STEMS),
     moves=(halves("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight"),),
+    fused=FUSED,
     hyper=GRANITE.hyper.plus(*expert_keys("num_local_experts", feed_forward=None)),
     layer=Layer(feed_forward=Mixture(gating="softmax_after_topk")),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),

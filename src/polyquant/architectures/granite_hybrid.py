@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.changes import PairedRows
+from polyquant.architectures.granite import FUSED
 from polyquant.architectures.hybrid import attention_or
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import expert_keys, granite_keys, no_head_dim, shared_expert_key
@@ -91,6 +92,7 @@ GRANITE_HYBRID_MOE = Architecture(
     ),
     hyper=replace(_TABLE, more_config=in_pieces("mamba_d_head", "mamba_expand")),
     changes={**MIXER_CHANGES, "attn_q": PairedRows("heads"), "attn_k": PairedRows("kv_heads")},
+    fused=FUSED,
     moves=(
         halves("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight"),
         halves("shared_mlp.input_linear.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
@@ -111,6 +113,7 @@ GRANITE_HYBRID = replace(
         {**_STEMS, **mixer_stems("mamba"), "shared_mlp.output_linear": "ffn_down"}, exact=mixer_exact("mamba")
     ),
     hyper=replace(GRANITE_HYBRID_MOE.hyper.without("experts", "experts_used"), always={"num_local_experts": 0}),
+    fused=None,
     moves=(halves("shared_mlp.input_linear.weight", "ffn_gate.weight", "ffn_up.weight"),),
     layer=replace(GRANITE_HYBRID_MOE.layer, feed_forward=FeedForward(width="shared_feed_forward")),
 )

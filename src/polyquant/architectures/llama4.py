@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.changes import Transposed
+from polyquant.architectures.fused import Fused
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import constant, expert_keys
@@ -63,6 +64,13 @@ LLAMA4 = Architecture(
     ),
     changes={"ffn_down_exps": Transposed},
     moves=(halves("feed_forward.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight", transposed=True),),
+    fused=Fused(
+        "feed_forward.experts.gate_up_proj",
+        "feed_forward.experts.down_proj",
+        "feed_forward.experts",
+        "feed_forward.experts.{e}.{part}",
+        transposed=True,
+    ),
     hyper=replace(
         USUAL.changed(
             feed_forward={"config": ("intermediate_size_mlp",)},

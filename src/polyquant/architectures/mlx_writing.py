@@ -19,35 +19,15 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.find import of_config
+from polyquant.architectures.fused import stacks_of
 from polyquant.architectures.mlx import mlx_names
 from polyquant.architectures.record import Architecture
-from polyquant.operations import (
-    AddConstant,
-    Chain,
-    Concat,
-    Interleave,
-    Joined,
-    Matrix,
-    Operation,
-    Reshape,
-    Same,
-    Slice,
-    Stack,
-    Transpose,
-    chain,
-)
+from polyquant.operations import AddConstant, Joined, Matrix, Operation, Reshape, Same, Stack, chain
 from polyquant.types import TensorMap
 
 __all__ = ["mlx_layout"]
 
 _EXPERT = re.compile(r"(.+)\.experts\.(\d{1,6})\.([^.]+)\.(weight|bias)")
-_FUSED = (  # ends of transformers' names, that of mlx-lm's stack, and whether transformers has [experts, in, out]
-    (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.output_linear.weight", ".block_sparse_moe.switch_mlp",
-     False),
-    (".feed_forward.experts.gate_up_proj", ".feed_forward.experts.down_proj", ".feed_forward.experts", True),
-    (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj", ".mlp.switch_mlp", False),
-    (".experts.gate_up_proj", ".experts.down_proj", ".experts.switch_glu", False),
-)  # fmt: skip
 _NUMBERED = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _WITHOUT_GATE = {"up_proj": "fc1", "down_proj": "fc2"}
 
@@ -57,8 +37,6 @@ def mlx_layout(tensors: Sequence[TensorMap], config: Mapping[str, Any]) -> tuple
     record = of_config(config)
     if record is None or not record.has_experts:
         return tuple(tensors)
-    if record.name == "gpt-oss":
-        return tuple(part for tensor in tensors for part in _of_gpt_oss(tensor))
     tensors = [part for tensor in tensors for part in _of_fused(tensor, record)]
     stacks: dict[str, dict[int, TensorMap]] = {}
     names = _known(tensors, record)
@@ -114,55 +92,15 @@ def _stacked(name: str, experts: Sequence[TensorMap]) -> TensorMap:
     return replace(first, target=name, sources=sources, shape=shape, op=op)
 
 
-def _of_gpt_oss(tensor: TensorMap) -> list[TensorMap]:
-    """Gate and up as two stacks [experts, out, in] from rows that alternate, floats [experts, in, out] or MXFP4 blocks;
-    other tensors unchanged.
-    """
-    stem, _, last = tensor.target.rpartition(".experts.")
-    part, _, kind = last.partition("_proj")
-    if not stem or part not in ("gate_up", "down") or kind not in ("", "_blocks", "_bias"):
-        return [tensor]
-    suffix = "bias" if kind == "_bias" else "weight"
-    parts = ("down",) if part == "down" else ("gate", "up")
-    return _apart(tensor, [f"{stem}.experts.{p}_proj.{suffix}" for p in parts], alternate=True, transposed=not kind)
-
-
 def _of_fused(tensor: TensorMap, record: Architecture) -> list[TensorMap]:
     """Gate and up as two stacks, and down as a stack, if mlx-lm has them; other tensors unchanged."""
-    for joined, down, stack, transposed in _FUSED if len(tensor.shape) == 3 else ():
-        parts = ("gate", "up") if tensor.target.endswith(joined) else ("down",)
-        if not tensor.target.endswith((joined, down)):
-            continue
-        stem = tensor.target.removesuffix(joined).removesuffix(down)
-        names = [f"{stem}{stack}.{part}_proj.weight" for part in parts]
-        if len(mlx_names(names, record)) == len(names):
-            return _apart(tensor, names, alternate=False, transposed=transposed)
-    return [tensor]
-
-
-def _apart(tensor: TensorMap, names: Sequence[str], *, alternate: bool, transposed: bool) -> list[TensorMap]:
-    """The stacks with these names: the whole tensor, or its two halves along the outputs.
-
-    alternate: their rows alternate. transposed: [experts, in, out] becomes [experts, out, in].
-    """
-    steps = tensor.op.steps if isinstance(tensor.op, Chain) else () if isinstance(tensor.op, Same) else (tensor.op,)
-    shape = tensor.shape
-    if transposed:
-        shape = (*shape[:-2], shape[-1], shape[-2])
-        steps = steps[:-1] if steps and steps[-1] == Transpose() else (*steps, Transpose())
-    if len(names) == 1:
-        return [replace(tensor, target=names[0], shape=shape, op=chain(*steps))]
-    joined: Operation = Interleave(1) if alternate else Concat(1)
-    half, out = shape[1] // 2, list[TensorMap]()
-    for i, name in enumerate(names):
-        sources = tensor.sources
-        if steps and steps[0] == joined and len(sources) == 2:
-            sources, op = sources[i : i + 1], chain(*steps[1:])
-        else:
-            piece = Slice(i, shape[1], 2, 1) if alternate else Slice(i * half, (i + 1) * half, 1, 1)
-            op = chain(*steps, piece)
-        out.append(replace(tensor, target=name, sources=sources, shape=(shape[0], half, *shape[2:]), op=op))
-    return out
+    fused = record.fused
+    if fused is None:
+        return [tensor]
+    stacks = {f"{stem}.{fused.stacked(part, kind)}": m for stem, part, kind, m in stacks_of(tensor, fused)}
+    if not stacks or len(mlx_names(stacks, record)) < len(stacks):
+        return [tensor]
+    return [replace(stack, target=name) for name, stack in stacks.items()]
 
 
 def _with_exchanged_axes(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.delta_rule import DeltaRule, delta_table
+from polyquant.architectures.fused import Fused
 from polyquant.architectures.hybrid import attention_or
 from polyquant.architectures.hyper_table import Key
 from polyquant.architectures.llama import LLAMA_NAMES
@@ -53,7 +54,7 @@ _STEMS = {
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.in_proj_b": "ssm_beta",
 }
-_FUSED = halves("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight")
+_JOINED = halves("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight")
 
 QWEN35_MOE = replace(
     QWEN3_NEXT,
@@ -63,7 +64,7 @@ QWEN35_MOE = replace(
     reads=("qwen3_5_moe_text",),
     names=NameTable(
         {**_STEMS, **EXPERT_STEMS},
-        exact={**EXACT, "mlp.experts.down_proj": "ffn_down_exps.weight"},  # with _FUSED; separate experts are written
+        exact={**EXACT, "mlp.experts.down_proj": "ffn_down_exps.weight"},  # with _JOINED; separate experts are written
     ),
     hyper=delta_table(
         *EXPERT_KEYS,
@@ -72,7 +73,8 @@ QWEN35_MOE = replace(
             "entries": lambda n: {"intermediate_size": n} if n else {}},
     ),
     changes={**FROM_ONE, **VALUE_HEADS},
-    moves=(*EXPERTS, _FUSED),
+    moves=(*EXPERTS, _JOINED),
+    fused=Fused("mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.switch_mlp", "mlp.experts.{e}.{part}"),
     layer=Layer(attention_or(GATED, DeltaRule(tiled=True)), EXPERTS_BEHIND),
 )  # fmt: skip
 QWEN35 = replace(
@@ -84,5 +86,6 @@ QWEN35 = replace(
     names=NameTable({**_STEMS, **{k: v for k, v in LLAMA_NAMES.items() if k.startswith("mlp.")}}, exact=EXACT),
     hyper=delta_table(_SECTIONS),
     moves=(),
+    fused=None,
     layer=replace(QWEN35_MOE.layer, feed_forward=EXPERTS_BEHIND.dense),
 )

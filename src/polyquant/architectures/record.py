@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyquant.architectures.changes import PairedRows, ValueChange
+from polyquant.architectures.fused import Fused
 from polyquant.architectures.hyper_table import USUAL, HyperTable
 from polyquant.architectures.moves import Move
 from polyquant.architectures.names import NameTable
@@ -76,6 +77,7 @@ class Architecture:
         names                tensors with one-to-one names
         changes              GGUF stem, or full name inside a layer -> change of its values
         moves                tensors that are split, joined or stacked; after a split, `changes` apply
+        fused                how folders store experts that are fused: their other layouts follow from it
         layer_numbers        Hugging Face name inside a layer -> the GGUF metadata list that holds it
         unused               patterns of tensors that GGUF does not store, with the reason
         beyond_last          the reason for dropping tensors of layers beyond num_hidden_layers
@@ -100,6 +102,7 @@ class Architecture:
     norm: NormKind = "rms"
     changes: Mapping[str, ValueChange] = field(default_factory=dict)
     moves: tuple[Move, ...] = ()
+    fused: Fused | None = None
     pairs: bool = False
     biases: tuple[Bias, ...] = ()
     unused: Mapping[str, str] = field(default_factory=dict)

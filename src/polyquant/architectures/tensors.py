@@ -2,7 +2,7 @@
 
 gguf_maps   of a Hugging Face checkpoint: the sources of each GGUF tensor
 hf_maps     of a GGUF checkpoint: the inverse, derived from the same rules
-usual_maps  of a Hugging Face checkpoint written by mlx-lm: the tensors of transformers
+usual_maps  of a Hugging Face checkpoint with other layouts (mlx-lm's, separate experts): the tensors of transformers
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from polyquant.architectures.mlx import mlx_maps
 from polyquant.architectures.moves import Move
 from polyquant.architectures.parts import parameters
 from polyquant.architectures.record import Architecture
+from polyquant.architectures.separate_experts import fused_maps, separate_maps
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.inversion import inverted
 from polyquant.operations import SAME, Joined, Operation, Reshape, Same, Stack, chain
@@ -81,7 +82,7 @@ def gguf_maps(
     groups: dict[tuple[int, str], _Group] = {}
     moves = {move.source: move for move in record.moves}
     weights = list(weights)
-    foreign = mlx_maps(weights, record, hyper, file)
+    foreign = {**mlx_maps(weights, record, hyper, file), **separate_maps(weights, record, hyper, file)}
     for weight in weights:
         if weight.name in foreign:
             if (tensor_map := foreign[weight.name]) is not None:
@@ -301,8 +302,8 @@ def _parts_maps(parts: _Parts, record: Architecture, hyper: Hyper, file: object)
 
 
 def usual_maps(weights: Sequence[Weight], record: Architecture, hyper: Hyper, file: object) -> list[TensorMap]:
-    """Return the maps of transformers' tensors from an mlx-lm folder (architectures/mlx.py), via GGUF; others keep
-    their names.
+    """Return the maps of transformers' tensors from an mlx-lm folder (architectures/mlx.py), via GGUF, or from one with
+    separate experts (architectures/separate_experts.py); others keep their names.
 
     Raises InputError for tensors that do not fit, UnsupportedError for one that cannot be inverted.
     """
@@ -311,7 +312,9 @@ def usual_maps(weights: Sequence[Weight], record: Architecture, hyper: Hyper, fi
     by_name = {w.name: w for w in weights}
     gguf = [Weight(m.target, m.shape, by_name[m.sources[0]].codec, {}) for m in gguf_maps_.values()]
     back = [_composed(m, gguf_maps_) for m in hf_maps(gguf, record, hyper, file).maps]
-    unchanged = [w for w in weights if w.name not in foreign]
+    fused = fused_maps(weights, record, hyper, file)
+    back += [m for m in fused.values() if m is not None]
+    unchanged = [w for w in weights if w.name not in foreign and w.name not in fused]
     return [TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in unchanged] + back
 
 

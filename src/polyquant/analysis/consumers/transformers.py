@@ -10,6 +10,8 @@ from polyquant.analysis.consumers.llama_cpp import stored_type
 from polyquant.analysis.consumers.model import Model, integer
 from polyquant.analysis.consumers.parallel import blocks
 from polyquant.analysis.consumers.record import Consumer, Program, rules_of, words
+from polyquant.architectures.find import of_config
+from polyquant.architectures.separate_experts import has_separate
 from polyquant.types import Finding
 
 __all__ = ["CONSUMER"]
@@ -124,6 +126,13 @@ GGUF_SCALES = TRANSFORMERS.miscomputes(
     "or too small by that factor.",
     "transformers/modeling_gguf_pytorch_utils.py: load_gguf_checkpoint; gguf/quants.py: NVFP4",
 )
+EXPERTS = TRANSFORMERS.miscomputes(
+    321,
+    "transformers has the experts of this architecture in fused tensors, and no conversion from one matrix per expert: "
+    "it reports missing and unexpected keys and computes with random experts. vLLM and SGLang read such folders. For "
+    "transformers, keep the experts float with a rule, e.g. --rule '*.experts.*=bf16'.",
+    "transformers/conversion_mapping.py: _build_checkpoint_conversion_mapping",
+)
 FP8_SETTINGS = TRANSFORMERS.rejects(
     318,
     "FP8 settings that transformers rejects: activation_scheme must be dynamic or static, weight_block_size has two "
@@ -184,9 +193,19 @@ def _check(model: Model, devices: int) -> Iterator[Finding]:
         return
     if model.method in _PACKAGES:
         yield PACKAGE.finding(f"needs {_PACKAGES[model.method]}", file=model.settings_file)
+    yield from _experts(model)
     check = _CHECKS.get(model.method or "")
     if check is not None:
         yield from check(model, model.settings)
+
+
+def _experts(model: Model) -> Iterator[Finding]:
+    """Separate experts of an architecture whose experts transformers fuses."""
+    record = of_config(model.config or {})
+    for name, parts in model.quantized() if record is not None else ():
+        if record is not None and has_separate([f"{name}.weight"], record):
+            yield EXPERTS.finding("one matrix per expert", f"{name}.{min(parts)}")
+            return
 
 
 def _unknown(model: Model) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
+from polyquant.architectures.separate_experts import separated
 from polyquant.codecs.dtypes import BY_NUMPY
 from polyquant.codecs.keeping import HoldsIntegers
 from polyquant.errors import PlanError, UnknownNameError
@@ -20,9 +21,8 @@ from polyquant.formats.linears import is_linear
 from polyquant.types import Codec, Shape, TensorMap, TensorSpec
 
 __all__ = [
-    "Arranges", "LinearLayers", "Scheme", "StoredTensor", "WritesFiles", "group_sizes", "linear_names", "scheme_named",
-    "scheme_of",
-    "stored_parts",
+    "Arranges", "LinearLayers", "Scheme", "StoredTensor", "TakesApart", "WritesFiles", "group_sizes",
+    "linear_names", "scheme_named", "scheme_of", "stored_parts",
 ]  # fmt: skip
 
 
@@ -75,6 +75,10 @@ class LinearLayers:
         """The parts. Raises PlanError for a name that is not X.weight."""
         return stored_parts(tensor)
 
+    def parts_of(self, tensors: Sequence[TensorMap], config: Mapping[str, Any]) -> Mapping[str, tuple[TensorMap, ...]]:
+        """Fused experts: one matrix for each."""
+        return separated(tensors, config)
+
 
 @runtime_checkable
 class WritesFiles(Protocol):
@@ -90,6 +94,14 @@ class Arranges(Protocol):
 
     def arranged(self, tensors: Sequence[TensorMap], config: Mapping[str, Any]) -> tuple[TensorMap, ...]:
         """The tensors to write, instead of those with transformers' names. config: config.json. Raises InputError."""
+
+
+@runtime_checkable
+class TakesApart(Protocol):
+    """A scheme that quantizes the parts of some tensors of transformers."""
+
+    def parts_of(self, tensors: Sequence[TensorMap], config: Mapping[str, Any]) -> Mapping[str, tuple[TensorMap, ...]]:
+        """Name -> the tensors to write instead, if any of them is quantized. Raises InputError."""
 
 
 @cache

@@ -17,7 +17,7 @@ from polyquant.formats.huggingface.layout import lay_out, one_file
 from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
 from polyquant.formats.huggingface.options import HuggingFaceOptions
 from polyquant.formats.huggingface.scheme_names import DEFAULTS
-from polyquant.formats.huggingface.schemes import Arranges, Scheme, scheme_named, scheme_of
+from polyquant.formats.huggingface.schemes import Arranges, Scheme, TakesApart, scheme_named, scheme_of
 from polyquant.formats.huggingface.work import SchemeWorker, fitted
 from polyquant.formats.linears import is_linear
 from polyquant.formats.plain_target import TORCH_NAMES, PlainTarget
@@ -50,9 +50,12 @@ class HuggingFaceTarget(PlainTarget):
 
         tensors = tuple(kept(t) for t in planning.translation.tensors)
         scheme, files = _scheme(planning.recipe, planning.options), planning.translation.files
-        if isinstance(scheme, Arranges) and "config.json" in files:
-            config = strict_json.parse(files["config.json"], file="config.json")
-            tensors = scheme.arranged(tensors, strict_json.typed(config, dict, "config.json"))
+        if isinstance(scheme, Arranges | TakesApart) and "config.json" in files:
+            config = strict_json.typed(strict_json.parse(files["config.json"], file="config.json"), dict, "config.json")
+            if isinstance(scheme, Arranges):
+                tensors = scheme.arranged(tensors, config)
+            else:
+                tensors = self._apart(tensors, scheme.parts_of(tensors, config), planning)
         planning, steps = super().prepare(replace(planning, translation=replace(planning.translation, tensors=tensors)))
         if planning.options.calibration is None:
             return planning, steps
@@ -60,6 +63,19 @@ class HuggingFaceTarget(PlainTarget):
             raise PlanError("--calibration has no effect: no weight is quantized to codes that it could improve")
         steps = marked(planning.source, steps, "awq") if planning.options.effort == "max" else steps
         return planning, [replace(s, cut=False) if fitted(s) else s for s in steps]
+
+    def _apart(
+        self, tensors: Sequence[TensorMap], parts: Mapping[str, Sequence[TensorMap]], planning: Planning
+    ) -> tuple[TensorMap, ...]:
+        """The tensors, with the parts of those that are quantized, and of the others of the same module."""
+
+        def quantized(tensor: TensorMap) -> bool:
+            chosen = self.choose(planning.source, tensor, planning.recipe, planning.facts, planning.options)
+            return chosen.codec.form is not Floats
+
+        stems = {name: each[0].target.partition(".experts.")[0] for name, each in parts.items()}
+        apart = {stems[name] for name, each in parts.items() if any(map(quantized, each))}
+        return tuple(part for t in tensors for part in (parts[t.target] if stems.get(t.target) in apart else (t,)))
 
     def refuse(self, options: Any, importance: Mapping[str, F32] | None) -> None:
         """Raise PlanError or InputError for an unusable calibration text."""

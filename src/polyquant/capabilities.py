@@ -11,7 +11,8 @@ class, so that a new codec changes no caller.
     options     Configurable, Tiled, Fitted
     bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, MaybeIntegers
     searches    FitsInputs, QuantizesStored, MayOnlyRead
-    codes       HoldsBlocks, PacksRows, CutsParts, WithBits, Grouped, Ordered, MayFixInputs, TrellisDialect
+    codes       HoldsBlocks, PacksRows, CutsParts, WithBits, Grouped, Ordered, MayFixInputs, ScalesInputs,
+                TrellisDialect
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from polyquant.types import F32, Activation, Affine, Codec, Form, Parts, Roundin
 __all__ = [
     "Configurable", "CountsSymbols", "Cut", "CutsParts", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped",
     "HoldsAffineCodes", "HoldsBias", "HoldsBlocks", "MayFixInputs", "MayNeedPeak", "MayOnlyRead", "MaybeIntegers",
-    "Opaque", "Ordered", "OwnProduct", "Packed", "PacksRows", "QuantizesStored", "Stackable", "Swappable", "Tile",
-    "Tiled", "TrellisDialect", "WithBits", "claims",
+    "Opaque", "Ordered", "OwnProduct", "Packed", "PacksRows", "QuantizesStored", "ScalesInputs", "Stackable",
+    "Swappable", "Tile", "Tiled", "TrellisDialect", "WithBits", "claims",
 ]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
@@ -253,6 +254,18 @@ class MayFixInputs(Protocol):
 
         Raises CodecError if a part does not fit, or a sum does not fit int32.
         """
+
+
+@runtime_checkable
+class ScalesInputs(Codec, Protocol):
+    """May store a scale of statically quantized inputs, which is measured on a text."""
+
+    @property
+    def scales_inputs(self) -> bool:
+        """True if it does."""
+
+    def with_inputs(self, codes: Any, low: float, high: float) -> Any:
+        """The codes with the scale for inputs from `low` to `high`."""
 
 
 @runtime_checkable

@@ -89,7 +89,7 @@ def test_a_phase_counts_for_itself_only(monkeypatch):
 UNWRITABLE = {
     ("iq2_xs", "gguf"): "iq2_xs can be read, not written",
     ("iq1_m", "gguf"): "iq1_m can be read, not written; choose another codec, e.g. q4_k",
-    ("compressed.i8.static", "compressed-tensors"): "choose another codec, e.g. compressed.i8",
+    ("compressed.i8.static", "compressed-tensors"): "add --calibration FILE, or choose a codec without .static",
     ("q8_k", "gguf"): "q8_k is for activations",
     ("q8_1", "gguf"): "q8_1 is for activations",
     ("i8", "gguf"): "i8 holds integers",

@@ -9,7 +9,9 @@ import pytest
 import hub_vectors
 import polyquant
 from golden import VECTORS
-from polyquant.errors import CodecError, UnsupportedError
+from polyquant.analysis.demo import demo_model
+from polyquant.calibration.stages import calibration_windows
+from polyquant.errors import CodecError, PlanError, UnsupportedError
 from polyquant.runtime.load import load
 from polyquant.types import Activation, Affine
 
@@ -98,3 +100,69 @@ def test_zero_points_that_fit(codec, offset, error):
     again = polyquant.codec(codec).input_grid(parts, codes)
     assert again is not None and again.offset == offset and again.scale == 1
     np.testing.assert_array_equal(again.quant_bias, [-4 * offset, -4 * offset])
+
+
+# ---------------------------------------------------------------- measured
+
+
+MEASURED = {  # codec -> (scheme, part, the scale for inputs from -a to a)
+    "compressed.i8.f32.static": ("compressed-tensors", lambda a: a / 127.5),
+    "fp8.e4m3.tensor.f32.static": ("modelopt", lambda a: a / 448),
+    "hf_nvfp4.static": ("modelopt", lambda a: a / 2688),
+    "hf_nvfp4.div.static": ("compressed-tensors", lambda a: 2688 / a),
+}
+TEXT = "And it came to pass in those days, that there went out a decree. " * 12
+
+
+def first_inputs(folder, text):
+    """Inputs of the first layer's q, k and v on the windows of the calibration: RMS norm of the embedding."""
+    model = load(folder, activations="float")
+    tokens = np.concatenate(calibration_windows(model, text))
+    weights = polyquant.open(folder)
+    x = weights["model.embed_tokens.weight"].dequantize()[tokens].astype(np.float64)
+    x /= np.sqrt(np.square(x).mean(1, keepdims=True) + model.checkpoint.config["rms_norm_eps"])
+    return x * weights["model.layers.0.input_layernorm.weight"].dequantize()
+
+
+@pytest.mark.parametrize("codec", MEASURED)
+def test_measured_scales(tmp_path, codec):
+    """The scale of q, k and v in the first layer, and a sound folder for vLLM."""
+    (scheme, wanted), source = MEASURED[codec], demo_model("llama")
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    largest = np.abs(first_inputs(source, text)).max()
+    with pytest.raises(PlanError, match="measured on a text"):
+        polyquant.plan(source, to=scheme, codec=codec)
+    polyquant.quantize(source, tmp_path / "q", to=scheme, codec=codec, calibration=str(text))
+    found = polyquant.open(tmp_path / "q")
+    for part in "qkv":
+        weight = found[f"model.layers.0.self_attn.{part}_proj.weight"]
+        assert weight.codec.name == codec
+        np.testing.assert_allclose(weight.read()["input_scale"], [wanted(largest)], rtol=1e-5)
+    scales = {float(w.read()["input_scale"][0]) for w in found.values() if "input_scale" in w.parts}
+    assert len(scales) == 16  # q, k and v share one, and so do gate and up
+    assert not [f for f in polyquant.validate(tmp_path / "q", target="vllm") if f.severity == "error"]
+
+
+def test_measured_zero_point():
+    """The grid of compressed-tensors: -128 for the least input, 127 for the largest; 0 is a code."""
+    codec = polyquant.codec("compressed.i8.f32.szp")
+    w = np.random.default_rng(0).standard_normal((8, 64), np.float32)
+    grid = codec.with_inputs(codec.quantize(w), -1.0, 4.1).activation
+    assert (grid.scale[0], grid.offset[0]) == (np.float32(5.1 / 255), -78)
+    assert codec.with_inputs(codec.quantize(w), 0.5, 2.0).activation.offset[0] == -128
+    assert codec.with_inputs(codec.quantize(w), 0.0, 0.0).activation.scale[0] == 1
+    dead = polyquant.codec("hf_nvfp4.static")
+    assert dead.with_inputs(dead.quantize(w), 0.0, 0.0).inputs[0] == 1
+
+
+def test_every_expert_has_a_scale(tmp_path):
+    """One that no token of the text reaches has the range of the others."""
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT[:200], encoding="utf-8")
+    source = VECTORS / "architectures" / "qwen3_moe"
+    polyquant.quantize(source, tmp_path / "q", to="modelopt", codec="hf_nvfp4.static", calibration=str(text))
+    experts = [w for n, w in polyquant.open(tmp_path / "q").items() if ".experts." in n]
+    scales = [float(w.read()["input_scale"][0]) for w in experts]
+    assert len(experts) == 3 * 8 * 3
+    assert all(0 < s < 1 for s in scales)

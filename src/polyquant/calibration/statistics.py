@@ -16,7 +16,41 @@ from numpy.typing import NDArray
 from polyquant.errors import InputError
 from polyquant.types import F32
 
-__all__ = ["CacheRanges", "InputRanges", "InputSizes"]
+__all__ = ["CacheRanges", "Extremes", "InputRanges", "InputSizes"]
+
+
+class Extremes:
+    """Minimum and maximum of every channel over all inputs, float32 [K] each; None before the first ones."""
+
+    def __init__(self, k: int = 0) -> None:
+        del k  # as other gatherers are made
+        self.low: F32 | None = None
+        self.high: F32 | None = None
+
+    def add(self, x: NDArray[Any]) -> None:
+        """Add inputs x [T, ...]; the last axes are channels."""
+        if not len(x):
+            return
+        low, high = (f(x.reshape(len(x), -1), axis=0).astype(np.float32) for f in (np.min, np.max))
+        self.low = low if self.low is None else np.minimum(self.low, low)
+        self.high = high if self.high is None else np.maximum(self.high, high)
+
+    def merge(self, other: Extremes) -> None:
+        """Add what another one has gathered."""
+        if other.low is not None and other.high is not None:
+            self.low = other.low if self.low is None else np.minimum(self.low, other.low)
+            self.high = other.high if self.high is None else np.maximum(self.high, other.high)
+
+    def parts(self) -> dict[str, Any]:
+        """See calibration/shared.py: Kept."""
+        return {"low": self.low, "high": self.high}
+
+    @classmethod
+    def restored(cls, parts: Mapping[str, Any]) -> Extremes:
+        """See calibration/shared.py: Kept."""
+        out = cls()
+        out.low, out.high = parts["low"], parts["high"]
+        return out
 
 
 class InputRanges:
@@ -138,7 +172,7 @@ class CacheRanges:
 
     def __init__(self, *, before: bool) -> None:
         self.before = before
-        self._keys, self._values = _Extremes(), _Extremes()
+        self._keys, self._values = Extremes(), Extremes()
 
     def add(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """Add one sample: [T, ...] each; the last axes are channels."""
@@ -158,47 +192,24 @@ class CacheRanges:
     def restored(cls, parts: Mapping[str, Any]) -> CacheRanges:
         """See calibration/shared.py: Kept."""
         out = cls(before=parts["before"])
-        for extremes, held in ((out._keys, parts["keys"]), (out._values, parts["values"])):
-            extremes.low, extremes.high = held
+        out._keys, out._values = Extremes.restored(parts["keys"]), Extremes.restored(parts["values"])
         return out
 
     @property
     def keys(self) -> tuple[F32, F32]:
         """Minimum and maximum of every channel, [C] each. Raises InputError."""
-        return self._keys.result
+        return _cached(self._keys)
 
     @property
     def values(self) -> tuple[F32, F32]:
         """Minimum and maximum of every channel, [C] each. Raises InputError."""
-        return self._values.result
+        return _cached(self._values)
 
 
-class _Extremes:
-    """Minimum and maximum of every channel over all samples."""
-
-    def __init__(self) -> None:
-        self.low: F32 | None = None
-        self.high: F32 | None = None
-
-    def add(self, x: NDArray[Any]) -> None:
-        if not len(x):
-            return
-        low, high = (f(x.reshape(len(x), -1), axis=0).astype(np.float32) for f in (np.min, np.max))
-        self.low = low if self.low is None else np.minimum(self.low, low)
-        self.high = high if self.high is None else np.maximum(self.high, high)
-
-    def merge(self, other: _Extremes) -> None:
-        if other.low is not None and other.high is not None:
-            self.low = other.low if self.low is None else np.minimum(self.low, other.low)
-            self.high = other.high if self.high is None else np.maximum(self.high, other.high)
-
-    def parts(self) -> list[F32 | None]:
-        return [self.low, self.high]
-
-    @property
-    def result(self) -> tuple[F32, F32]:
-        if self.low is None or self.high is None:
-            raise InputError("not calibrated: the model filled no cache")
-        if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
-            raise InputError("the float model's own keys or values are not finite on the calibration text")
-        return self.low, self.high
+def _cached(found: Extremes) -> tuple[F32, F32]:
+    """The range of keys or values. Raises InputError if missing or not finite."""
+    if found.low is None or found.high is None:
+        raise InputError("not calibrated: the model filled no cache")
+    if not (np.isfinite(found.low).all() and np.isfinite(found.high).all()):
+        raise InputError("the float model's own keys or values are not finite on the calibration text")
+    return found.low, found.high

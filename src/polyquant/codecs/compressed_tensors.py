@@ -20,7 +20,7 @@ Source: github.com/vllm-project/compressed-tensors (facts).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -57,7 +57,7 @@ class CompressedTensors(AffineCodec):
     bits: 2 to 8. words: codes are packed into 32-bit words. group: columns per scale, 0 for the whole row. zeros: "",
     "zp" (i8) or "zpp" (packed). tensor: one scale per tensor. ordered: a group index per column. dtype: of the scales.
     dynamic: inputs are quantized per token. static: "", "static" or "szp": the parts have a scale of the inputs, and a
-    zero point; they are kept from codes that have them, never computed.
+    zero point.
     """
 
     bits: int
@@ -113,8 +113,8 @@ class CompressedTensors(AffineCodec):
 
     @property
     def writable(self) -> bool:
-        """False with a group index or a scale of the inputs, which only the program that chose them can give."""
-        return not (self.ordered or self.static)
+        """False with a group index, which only the program that chose it can give."""
+        return not self.ordered
 
     @property
     def integers(self) -> Integers:
@@ -174,6 +174,24 @@ class CompressedTensors(AffineCodec):
             raise CodecError("a sum of codes times the zero point does not fit int32", found=f"{np.abs(total).max():g}")
         return Activation(scale, offset, deq, total.astype(np.int32))
 
+    @property
+    def scales_inputs(self) -> bool:
+        """True with static inputs."""
+        return bool(self.static)
+
+    def with_inputs(self, codes: Affine, low: float, high: float) -> Affine:
+        """The codes with the grid of the inputs; as compressed_tensors.quantization.utils.calculate_qparams."""
+        low, high = min(low, 0.0), max(high, 0.0)
+        if self.static == "szp":
+            step = (high - low) / 255 or 1.0
+            zero = float(np.clip(np.rint(-128 - low / step), -128, 127))
+        else:
+            step, zero = max(-low, high) / 127.5 or 1.0, 0.0
+        scale = np.asarray(np.asarray([step], FLOAT_TYPES[self.dtype]), np.float32)
+        deq, offset = codes.scale[:, 0] * scale, np.asarray([zero], np.float32)
+        total = int8.quant_bias(None, deq, offset, codes.codes.sum(1, dtype=np.int64))
+        return replace(codes, activation=Activation(scale, offset, deq, total.astype(np.int32)))
+
     def stream(self, parts: Parts, shape: Shape) -> U8 | None:
         """The words as they are stored; None for bytes, and for zero points outside the range of codes."""
         if not self.words:
@@ -220,7 +238,9 @@ class CompressedTensors(AffineCodec):
 
     def _stored_grid(self, grid: Activation | None) -> dict[str, NDArray[Any]]:
         if grid is None:
-            raise UnsupportedError(f"{self.name} is read-only", hint="choose a codec without .static or .szp")
+            raise UnsupportedError(
+                f"{self.name} needs a scale of the inputs", hint="choose a codec without .static or .szp"
+            )
         low, high = (-128, 127) if self.static == "szp" else (0, 0)
         if (grid.offset != np.clip(np.rint(grid.offset), low, high)).any():
             raise CodecError(

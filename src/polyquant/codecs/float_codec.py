@@ -24,8 +24,8 @@ from polyquant.registry import Search
 from polyquant.types import F32, U8, Parts, Rounding, ScaledFloats, Shape, as_matrix
 
 __all__ = [
-    "FloatCodec", "codes_form", "cut", "decoded_floats", "factors", "paired_codes", "single_scalar", "stored_scalar",
-    "stored_scales",
+    "FloatCodec", "codes_form", "cut", "decoded_floats", "factors", "paired_codes", "scaled_inputs", "single_scalar",
+    "stored_scalar", "stored_scales",
 ]  # fmt: skip
 
 _SEARCH = Search("polyquant.quantizers.small_floats:quantize")
@@ -235,6 +235,17 @@ def single_scalar(values: F32) -> F32:
         raise CodecError("the target has one scale of the tensor, and these rows have several")
     first: F32 = values[0]
     return first
+
+
+def scaled_inputs(codes: ScaledFloats, low: float, high: float, largest: float) -> ScaledFloats:
+    """The codes with the scale that maps inputs in [low, high] to magnitudes up to `largest`; 1 for inputs that are 0.
+
+    As ModelOpt's and compressed-tensors' calibration: the largest magnitude over `largest`, or its inverse where scales
+    divide.
+    """
+    magnitude = np.float32(max(-low, high, 0.0))
+    scale = magnitude / np.float32(largest) if magnitude > 0 else np.float32(1)
+    return replace(codes, inputs=np.asarray([1 / scale if codes.divides else scale], np.float32))
 
 
 def stored_scalar(value: F32 | None, divides: bool, *, dividing: bool) -> F32:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from polyquant.codecs.affine_codec import stored_table
 from polyquant.codecs.arguments import matrix_of
-from polyquant.codecs.float_codec import FloatCodec, codes_form, stored_scalar, stored_scales
+from polyquant.codecs.float_codec import FloatCodec, codes_form, scaled_inputs, stored_scalar, stored_scales
 from polyquant.codecs.keeping import FLOAT_TYPES, SmallFloats
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import grouped
@@ -34,6 +34,7 @@ from polyquant.types import U8, ArraySpec, Parts, ScaledFloats, Shape
 __all__ = ["FP8", "NAMES", "fp8_named"]
 
 _KINDS = {"e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2)}
+_LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 _SCALES = {**FLOAT_TYPES, "e8m0": np.dtype(ml_dtypes.float8_e8m0fnu)}
 NAMES: tuple[str, ...] = (
     "fp8.e4m3", "fp8.e5m2", "fp8.e4m3.tensor", "fp8.e4m3.tensor.f32", "fp8.e4m3.b128", "fp8.e4m3.b128.inv.f32",
@@ -90,6 +91,15 @@ class FP8(FloatCodec):
         table: Shape = (1,) if self.tensor else (-(-n // b), -(-k // b)) if b else (n, 1)
         parts = {"weight": ArraySpec((n, k), _KINDS[self.kind]), self.scale: ArraySpec(table, _SCALES[self.dtype])}
         return parts | ({"input_scale": ArraySpec((1,), self._inputs_dtype)} if self.static else {})
+
+    @property
+    def scales_inputs(self) -> bool:
+        """True with static inputs."""
+        return self.static
+
+    def with_inputs(self, codes: ScaledFloats, low: float, high: float) -> ScaledFloats:
+        """The codes with the scale that maps the largest input to the largest float."""
+        return scaled_inputs(codes, low, high, _LARGEST[self.kind])
 
     @property
     def _inputs_dtype(self) -> np.dtype[Any]:

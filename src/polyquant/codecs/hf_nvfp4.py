@@ -25,7 +25,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.float_codec import FloatCodec, codes_form, paired_codes, stored_scalar, stored_scales
+from polyquant.codecs.float_codec import (
+    FloatCodec,
+    codes_form,
+    paired_codes,
+    scaled_inputs,
+    stored_scalar,
+    stored_scales,
+)
 from polyquant.codecs.keeping import SmallFloats
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import grouped, small_floats
@@ -86,6 +93,15 @@ class HFNvfp4(FloatCodec):
     def codes_of(self, parts: Parts, shape: Shape, rows: slice) -> U8:
         """The nibbles of each row."""
         return small_floats.nibbles(self._part(parts, shape, "weight")[rows])
+
+    @property
+    def scales_inputs(self) -> bool:
+        """True with static inputs."""
+        return self.static
+
+    def with_inputs(self, codes: ScaledFloats, low: float, high: float) -> ScaledFloats:
+        """The codes with the scale of the inputs: their groups have scales up to 448 for values up to 6."""
+        return scaled_inputs(codes, low, high, 6.0 * 448.0)
 
     def unpack_paired(self, parts: Parts, shape: Shape) -> ScaledFloats:
         """The bytes as they are."""

@@ -18,7 +18,7 @@ from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
 from polyquant.formats.huggingface.options import HuggingFaceOptions
 from polyquant.formats.huggingface.scheme_names import DEFAULTS
 from polyquant.formats.huggingface.schemes import Arranges, Scheme, TakesApart, scheme_named, scheme_of
-from polyquant.formats.huggingface.work import SchemeWorker, fitted
+from polyquant.formats.huggingface.work import SchemeWorker, fitted, measured
 from polyquant.formats.linears import is_linear
 from polyquant.formats.plain_target import TORCH_NAMES, PlainTarget
 from polyquant.formats.protocol import Choice, Context, Planning, Worker
@@ -57,12 +57,19 @@ class HuggingFaceTarget(PlainTarget):
             else:
                 tensors = self._apart(tensors, scheme.parts_of(tensors, config), planning)
         planning, steps = super().prepare(replace(planning, translation=replace(planning.translation, tensors=tensors)))
+        static = next((s for s in steps if measured(s)), None)
         if planning.options.calibration is None:
+            if static is not None:
+                raise PlanError(
+                    f"{static.target} has a scale of the inputs, which is measured on a text",
+                    tensor=static.map.target,
+                    hint="add --calibration FILE, or choose a codec without .static",
+                )
             return planning, steps
-        if not any(fitted(s) for s in steps):
+        if static is None and not any(fitted(s) for s in steps):
             raise PlanError("--calibration has no effect: no weight is quantized to codes that it could improve")
         steps = marked(planning.source, steps, "awq") if planning.options.effort == "max" else steps
-        return planning, [replace(s, cut=False) if fitted(s) else s for s in steps]
+        return planning, [replace(s, cut=False) if fitted(s) or measured(s) else s for s in steps]
 
     def _apart(
         self, tensors: Sequence[TensorMap], parts: Mapping[str, Sequence[TensorMap]], planning: Planning
@@ -90,7 +97,7 @@ class HuggingFaceTarget(PlainTarget):
     def text(self, steps: Sequence[Step], options: Any) -> str | None:
         """The calibration text, if a step uses it."""
         text: str | None = options.calibration
-        return text if any(fitted(s) for s in steps) else None
+        return text if any(fitted(s) or measured(s) for s in steps) else None
 
     def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
         """A warning about stacks of experts that a scheme leaves float."""
@@ -108,6 +115,8 @@ class HuggingFaceTarget(PlainTarget):
         """The search for codes."""
         if self.text(steps, planning.options) is None:
             return None
+        if not any(fitted(s) for s in steps):
+            return "measured inputs"
         return "AWQ scaling and GPTQ" if planning.options.effort == "max" else "GPTQ"
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:

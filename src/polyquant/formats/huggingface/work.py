@@ -1,4 +1,4 @@
-"""Quantize linear layers of a Hugging Face folder with the least error on calibration inputs."""
+"""Quantize linear layers of a Hugging Face folder on calibration inputs: least error, scales of static inputs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.calibration.hessians import GatheringStages, Hessians, part_of
-from polyquant.calibration.statistics import InputSizes
-from polyquant.capabilities import FitsInputs, claims
+from polyquant.calibration.statistics import Extremes, InputSizes
+from polyquant.capabilities import FitsInputs, ScalesInputs, claims
 from polyquant.codecs.affine_codec import AffineCodec
-from polyquant.errors import UnsupportedError
+from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.huggingface.scaling import Scaling
 from polyquant.formats.protocol import Context
 from polyquant.formats.smoothing import links as smoothed_links
@@ -20,7 +20,7 @@ from polyquant.formats.steps import Piece, Step
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.types import F32, Action, Floats, as_matrix
 
-__all__ = ["SchemeWorker", "fitted"]
+__all__ = ["SchemeWorker", "fitted", "measured"]
 
 _SCALING = 0.5
 """The share of the calibration that scaling takes."""
@@ -35,6 +35,16 @@ def fitted(step: Step) -> bool:
     )
 
 
+def measured(step: Step) -> bool:
+    """True for a matrix whose inputs are quantized with a scale that is measured on a text."""
+    target = step.target
+    return (
+        step.action in (Action.QUANTIZE, Action.REQUANTIZE)
+        and claims(target, ScalesInputs)  # type: ignore[type-abstract]
+        and target.scales_inputs
+    )
+
+
 class SchemeWorker:
     """A Worker (formats.protocol). text: the calibration text."""
 
@@ -43,25 +53,31 @@ class SchemeWorker:
         self._hessians: Hessians | None = None
         self._scaling: Scaling | None = None
         self._values: dict[str, F32] = {}
+        self._ranges: dict[str, tuple[F32, F32]] = {}
 
     def order(self, steps: Sequence[Step]) -> list[Step]:
-        """The steps in the order in which their inputs become available. Scaling is computed here."""
+        """The steps in the order in which their inputs become available. Scaling and ranges are computed here."""
         wanted = [s.inputs for s in steps if fitted(s)]
-        if not wanted and self._context.options.effort != "max":
+        static = frozenset(s.inputs for s in self._context.steps if measured(s))
+        if not wanted and not static and self._context.options.effort != "max":
             return list(steps)
         self._context.tick(0.0)
         stages = self._context.stages(self._text)
-        if not any(set(wanted) & set(names) for names in stages.names):
+        if not any((static | set(wanted)) & set(names) for names in stages.names):
             raise UnsupportedError(
                 "calibration reaches none of the weights to be quantized",
                 file=self._context.source.path,
-                expected=f"inputs of {wanted[0]}",
+                expected=f"inputs of {[*wanted, *sorted(static)][0]}",
                 hint="omit --calibration",
             )
         scaled = self._context.options.effort == "max"
         if scaled:
             self._scaling = self._scale(stages)
             self._values = self._changed_vectors(self._scaling)
+        if static:
+            self._ranges = self._measure(stages, static)
+        if not wanted:
+            return list(steps)
         others = [s.inputs for s in self._context.steps if fitted(s)] if self._context.shared else []
         start = _SCALING if scaled else 0.0
         tick = self._context.tick
@@ -83,6 +99,35 @@ class SchemeWorker:
                     scaling.add(link, gathered)
         return scaling
 
+    def _measure(self, stages: GatheringStages, static: frozenset[str]) -> dict[str, tuple[F32, F32]]:
+        """Run the float model on the text: minimum and maximum of every channel, by the tensor that reads them."""
+        found: dict[str, Extremes] = {}
+        last = max(i for i, names in enumerate(stages.names) if static & set(names))
+        for i in range(last + 1):
+            found |= stages.gather(i, static, part_of(self._context.tick, i, last + 1), Extremes)
+        return {name: (e.low, e.high) for name, e in found.items() if e.low is not None and e.high is not None}
+
+    def _range(self, name: str) -> tuple[float, float]:
+        """Minimum and maximum of a layer's inputs. An expert that the text does not reach has the range of the others
+        of its layer. Raises InputError if nothing reaches it, or the inputs are not finite.
+        """
+        stem, _, inside = name.rpartition(".experts.")
+        tail = inside.partition(".")[2]
+        alike = [
+            n for n in self._ranges if n == name or (stem and n.startswith(f"{stem}.experts.") and n.endswith(tail))
+        ]
+        names = [name] if name in self._ranges else alike
+        if not names:
+            hint = "give a longer text, or keep it float: --rule"
+            raise InputError("no inputs seen to measure their scale", tensor=name, hint=f"{hint} '{name}=bf16'")
+        low, high = (f([self._ranges[n][i] for n in names], axis=0) for i, f in enumerate((np.min, np.max)))
+        scale = None if self._scaling is None else self._scaling.columns.get(name)
+        if scale is not None:
+            low, high = low / scale, high / scale
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise InputError("inputs of the float model are not finite on the calibration text", tensor=name)
+        return float(low.min()), float(high.max())
+
     def _changed_vectors(self, scaling: Scaling) -> dict[str, F32]:
         """Norms and biases after scaling, by name."""
         out = dict(scaling.norms)
@@ -94,8 +139,8 @@ class SchemeWorker:
         return out
 
     def takes(self, step: Step) -> bool:
-        """True for searched matrices, and for tensors that scaling changes."""
-        if fitted(step):
+        """True for searched matrices, those with scales of the inputs, and tensors that scaling changes."""
+        if fitted(step) or measured(step):
             return True
         scaling, names = self._scaling, step.map.sources
         return scaling is not None and any(
@@ -105,19 +150,28 @@ class SchemeWorker:
     def pieces(self, step: Step, rows: slice | None, *, measure: bool) -> Iterator[Piece]:
         """Codes of a whole weight, or the changed floats. Raises CodecError."""
         target, scaling = step.target, self._scaling
-        if not fitted(step):
+        if not (fitted(step) or measured(step)):
             yield self._changed(step, rows)
             return
-        assert self._hessians is not None
-        assert isinstance(target, FitsInputs)
-        hessian, note = self._hessians.of(step.inputs)
+        hessian, note = None, ""
+        if fitted(step):
+            assert self._hessians is not None
+            hessian, note = self._hessians.of(step.inputs)
         w = self._context.floats(step)
         if scaling is not None:
             w = scaling.weight(step.map.source, w, slice(0, len(w)))
             scale = scaling.columns.get(step.inputs)
             if hessian is not None and scale is not None:
                 hessian = np.asarray(hessian / scale[:, None] / scale, np.float32)
-        parts = target.pack(target.quantize(w) if hessian is None else target.quantize_for(w, hessian))
+        if hessian is None:
+            codes = target.quantize(w)
+        else:
+            assert isinstance(target, FitsInputs)
+            codes = target.quantize_for(w, hessian)
+        if measured(step):
+            assert isinstance(target, ScalesInputs)
+            codes = target.with_inputs(codes, *self._range(step.inputs))
+        parts = target.pack(codes)
         error = error_sums(w, target.dequantize(parts, step.map.shape)) if measure else None
         yield Piece(parts, error=error, note=f"{step.map.target}: {note}" if note else "")
 

@@ -59,6 +59,11 @@ def detect(path: str | os.PathLike[str]) -> tuple[Format, Evidence]:
             found=f"first bytes {head!r}" if head else "an empty file",
             hint=f"expected GGUF, safetensors or a Hugging Face folder{_installed()}{_failures(failed)}",
         )
+    if files := sorted(p.name for p in where.iterdir() if p.suffix == ".gguf"):
+        raise InputError(
+            "a folder of GGUF files, each of which is a model", file=where, found=f"{len(files)} of them",
+            hint=f"name one, e.g. {where / files[0]}",
+        )  # fmt: skip
     raise InputError(
         "no weights in this folder",
         file=where,

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import polyquant
+from architectures.golden_models import Golden
 from msmodelslim_vectors import ROOT, runnable, source_of
 from polyquant.analysis.demo import demo_model
 from polyquant.analysis.outputs import compare_outputs
@@ -20,6 +21,18 @@ def test_a_model_has_no_error_against_itself():
     for layer in compare_outputs(source_of("v0/fp16/w8a16"), source_of("v0/fp16/w8a16"), IDS):
         assert layer.layer == 0
         assert all(e.error == 0 and not e.scaled for e in layer.linears.values())
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3_next", "gpt_oss", "granitemoe"])
+def test_rows_that_gguf_permutes(tmp_path, name):
+    """A lossless conversion has no error, in both directions."""
+    golden = Golden(name)
+    polyquant.convert(golden.folder, tmp_path / "m.gguf", codec="f32")
+    text = tmp_path / "samples.json"
+    text.write_text(json.dumps([[int(t) for t in golden.logits()["tokens"]] * 8]), encoding="utf-8")
+    for pair in ((golden.folder, tmp_path / "m.gguf"), (tmp_path / "m.gguf", golden.folder)):
+        for layer in compare_outputs(*pair, text):
+            assert max(e.error for e in layer.linears.values()) < 0.05  # inputs of the second are quantized
 
 
 def test_quantized_inputs_add_more_error_than_weights(tmp_path):

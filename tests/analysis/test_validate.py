@@ -72,5 +72,5 @@ def test_missing_layers_are_reported(tmp_path):
 
 def test_explain_knows_every_code_and_suggests_similar_ones():
     assert "NaN" in pq.explain("ten001")
-    with pytest.raises(UnknownNameError, match="gguf012"):
+    with pytest.raises(UnknownNameError, match="GGUF012"):
         pq.explain("GGUF12")

@@ -87,7 +87,7 @@ def test_bad_input_is_a_one_line_error(args, said, gguf, polyquant, tmp_path):
 
 
 def test_a_model_without_pooling_and_empty_input(gguf, polyquant, tmp_path):
-    assert "choose a pooling: mean, cls, last" in polyquant("embed", demo_model("llama"), "a").line
+    assert "choose one: --pooling mean, cls, last" in polyquant("embed", demo_model("llama"), "a").line
     assert polyquant("embed", demo_model("llama"), "a", "--pooling", "last").out.count("\n") == 1
     shutil.copytree(Golden("bert").folder, tmp_path / "bert")
     (tmp_path / "bert/tokenizer.json").unlink()

@@ -210,7 +210,7 @@ def test_pooling_can_be_requested(gguf, tmp_path):
     shutil.copytree(Golden("bert").folder, folder)
     (folder / "modules.json").unlink()
     bare = pq.load(folder)
-    with pytest.raises(UnsupportedError, match="choose a pooling"):
+    with pytest.raises(UnsupportedError, match="choose one: --pooling"):
         Engine(bare)
     engine = Engine(bare, "cls")
     ((_, vector), _) = engine.vectors([[2, 5, 3]], None)

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from polyquant.calibration.hessians import Tick
 from polyquant.calibration.stages import calibration_windows
 from polyquant.errors import InputError
+from polyquant.operations import Index, Rows
 from polyquant.runtime.decoder import Layer
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.load import load
@@ -31,6 +33,7 @@ from polyquant.types import F32
 
 __all__ = ["LayerErrors", "OutputError", "compare_outputs"]
 
+_Order: TypeAlias = slice | Index
 WINDOWS, TOKENS = 16, 256
 _SCALED = 0.25  # factors explain more than this only if channels were scaled on purpose
 
@@ -115,18 +118,37 @@ def compare_outputs(
 def _layer(exact: Model, model: Model, index: int, states: list[F32]) -> LayerErrors:
     """Errors of one layer; `states` advance through the float model."""
     sums: dict[str, _Sums] = {}
+    orders = _orders(exact, model, index)
     missed = added = 0.0
     for i, x in enumerate(states):
         wanted, y = _outputs(exact, index, x)
         actual, z = _outputs(model, index, x)
-        for (name, a), b in zip(wanted.items(), actual.values(), strict=True):
-            sums.setdefault(name, _Sums(a.shape[1])).add(a, b)
+        for (name, a), b, (first, second) in zip(wanted.items(), actual.values(), orders, strict=True):
+            sums.setdefault(name, _Sums(a.shape[1])).add(a[:, first], b[:, second])
         missed += float(np.square(z - y, dtype=np.float64).sum())
         added += float(np.square(y - x, dtype=np.float64).sum())
         states[i] = y
     names = [w.name for place in model.decoder.layers[index].places for w in place.linear.weights]
     errors = dict(zip(names, (s.error for s in sums.values()), strict=True))
     return LayerErrors(index, errors, float(np.sqrt(missed / added)) if added else 0.0)
+
+
+def _orders(exact: Model, model: Model, index: int) -> list[tuple[_Order, _Order]]:
+    """Orders of the outputs of each linear, in both models, that make them alike: GGUF permutes rows of q and k."""
+    names = [[w.name for place in m.decoder.layers[index].places for w in place.linear.weights] for m in (exact, model)]
+    same: _Order = slice(None)
+    if exact.checkpoint.naming == model.checkpoint.naming:
+        return [(same, same)] * len(names[0])
+    return [(_order(exact, model, b), _order(model, exact, a)) for a, b in zip(*names, strict=True)]
+
+
+def _order(own: Model, other: Model, name: str) -> _Order:
+    """The order in which the outputs of `own` are those of the tensor `name` of `other`."""
+    change = own.architecture.change(name) if other.checkpoint.naming == "gguf" else None
+    if change is None or (weight := other.checkpoint.weights.get(name)) is None or len(weight.shape) != 2:
+        return slice(None)
+    op = change.operation(own.decoder.hyper, change.source(own.decoder.hyper, weight.shape))
+    return op.order if isinstance(op, Rows) and op.axis == 0 else slice(None)
 
 
 def _outputs(model: Model, index: int, x: F32) -> tuple[dict[str, F32], F32]:

@@ -33,7 +33,7 @@ from polyquant.tokenizers import vocabulary
 from polyquant.tokenizers import writing as tokenizer_files
 from polyquant.types import F32, Checkpoint, Meta, Shape, TensorMap, Translation, Weight
 
-__all__ = ["float_config", "mismatches", "to_gguf", "to_hf", "usual_tensors"]
+__all__ = ["float_config", "mismatches", "refuse_single_file", "to_gguf", "to_hf", "usual_tensors"]
 
 _FLOAT_CODECS = frozenset({"f32", "f16", "bf16", "f64"})
 _COMPUTED = (
@@ -63,6 +63,7 @@ def to_gguf(
     UnsupportedError.
     """
     config = checkpoint.config
+    refuse_single_file(checkpoint)
     family = of_config(config)
     if architecture is not None:
         requested = by_name(architecture)
@@ -111,6 +112,18 @@ def to_gguf(
         constants=constants,
         warnings=tuple(warnings),
         unknown=tuple(unknown),
+    )
+
+
+def refuse_single_file(checkpoint: Checkpoint) -> None:
+    """Raise InputError for one weight file of a folder that has a config.json: only the folder tells the model."""
+    path = checkpoint.path
+    if checkpoint.config or is_remote(path) or not path.is_file() or not (path.parent / "config.json").is_file():
+        return
+    raise InputError(
+        "is one file of a folder, whose config.json tells the model",
+        file=path,
+        hint=f"name the folder: {path.parent}",
     )
 
 

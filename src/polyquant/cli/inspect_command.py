@@ -101,6 +101,9 @@ def _tree(inspection: Inspection) -> None:
 
 def _list(inspection: Inspection) -> None:
     say()
+    if not inspection.tensors:
+        say("no tensor has a name that matches")
+        return
     t = table("tensor", "shape", "codec", ">bpw", ">size")
     for w in inspection.tensors:
         t.add_row(printable(w.name), "x".join(map(str, w.shape)), str(w.codec), f"{w.bpw:.2f}", size(w.nbytes))

@@ -134,6 +134,8 @@ class _Job:
         """The reason why generation ended, unless an option requested the end."""
         if answer.full:
             yield f"the context of {self.model.context} tokens is full"
+        elif answer.finish == "length" and self.schema is not None:
+            yield f"the JSON is incomplete: stopped after {answer.generated} tokens; -n sets how many"
         elif answer.finish == "length" and self.max_tokens is None:
             yield f"stopped after {answer.generated} tokens; -n sets how many"
 

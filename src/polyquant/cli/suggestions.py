@@ -15,6 +15,14 @@ OTHER_NAMES = {
 }  # fmt: skip
 """Name of a command in another program -> the command here."""
 
+_OTHER_OPTIONS = {
+    "-m": "the model is the first argument", "--model": "the model is the first argument", "-c": "--context",
+    "--ctx-size": "--context", "-t": "--threads", "-f": "--file", "-ngl": "this program runs on the CPU",
+    "--n-gpu-layers": "this program runs on the CPU", "--gpu-layers": "this program runs on the CPU",
+    "--outtype": "--codec", "--outfile": "the target is the second argument", "--imatrix": "--importance",
+    "--n-predict": "--max-tokens", "--repeat-penalty": "--repetition-penalty", "--temp": "--temperature",
+}  # fmt: skip
+"""Option of llama.cpp's programs -> what it is here."""
 _EXTRA = re.compile(r"Got unexpected extra argument \((\w+)\)")
 
 
@@ -23,10 +31,16 @@ def suggest(problem: click.ClickException) -> click.ClickException:
     context = getattr(problem, "ctx", None)
     if context is None:
         return problem
+    if isinstance(problem, click.MissingParameter):
+        return click.UsageError(" ".join(problem.format_message().split()), context)
     if isinstance(problem, click.NoSuchOption):
         name = problem.option_name
+        other = _OTHER_OPTIONS.get(name)
         options = [option for param in context.command.get_params(context) for option in param.opts]
         longer = [option for option in options if name.startswith("--") and option.startswith(name)]
+        if other is not None and not longer and (not other.startswith("-") or other in options):
+            said = f"Did you mean {other}?" if other.startswith("-") else f"Here {other}."
+            return click.UsageError(f"No such option: {name}. {said}", context)
         return click.NoSuchOption(name, possibilities=longer, ctx=context) if longer else problem
     if (extra := _EXTRA.search(problem.message)) is not None:  # as llama-quantize takes the type
         from polyquant.cli.completing import recipe_names

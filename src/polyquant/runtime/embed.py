@@ -70,7 +70,7 @@ def resolved_pooling(model: Embedder, pooling: Kind | None = None, normalize: bo
         raise UnsupportedError(
             "the model does not specify how token vectors are pooled",
             file=model.checkpoint.path,
-            hint=f"choose a pooling: {', '.join(KINDS)}",
+            hint=f"choose one: --pooling {', '.join(KINDS)}",
         )
     kind = pooling if pooling is not None else declared.kind if declared is not None else "mean"
     return Pooling(kind, normalize if normalize is not None else declared is not None and declared.normalize)

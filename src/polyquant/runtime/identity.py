@@ -14,6 +14,7 @@ from polyquant.architectures.find import of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope_tensors import restored
+from polyquant.architectures.translate import refuse_single_file
 from polyquant.capabilities import HoldsBlocks, claims
 from polyquant.codecs.affine_forms import only_read
 from polyquant.errors import InputError, UnsupportedError
@@ -30,6 +31,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         record = of_metadata(checkpoint.metadata)
     else:
         if not checkpoint.config:
+            refuse_single_file(checkpoint)
             raise InputError(
                 "the folder has no config.json to identify its model",
                 file=checkpoint.path,

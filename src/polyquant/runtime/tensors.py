@@ -153,7 +153,8 @@ class Tensors:
         ]  # fmt: skip
         if unused:
             notes.append(
-                f"{len(unused)} tensors are not part of this decoder and are not used (first: {printable(unused[0])})"
+                f"{len(unused)} tensors are not part of this architecture and are not used "
+                f"(first: {printable(unused[0])})"
             )
         return replace(self.checkpoint, notes=(*self.checkpoint.notes, *notes))
 

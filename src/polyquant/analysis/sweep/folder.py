@@ -28,7 +28,10 @@ __all__ = ["WorkPlace", "file_states"]
 
 _JOURNAL, _REFERENCE = "journal", "reference"
 _VERSION = 1
-_WHAT = {"source": "the source", "text": "the text", "settings": "the settings or the version of polyquant"}
+_WHAT = {
+    "source": "the source", "text": "the text", "version": "the version of polyquant", "tokens": "--tokens",
+    "context": "--context", "threads": "--threads", "speed": "the length of the speed test",
+}  # fmt: skip
 
 
 class WorkPlace:
@@ -118,7 +121,7 @@ class WorkPlace:
         if self.identity is None:
             self.record("sweep", version=_VERSION, identity=dict(identity))
             return
-        changed = [word for key, word in _WHAT.items() if self.identity.get(key) != identity[key]]
+        changed = [word for key, word in _WHAT.items() if self.identity.get(key) != identity.get(key)]
         if changed:
             raise PlanError(
                 f"{' and '.join(changed)} changed since this sweep began", file=self.path,

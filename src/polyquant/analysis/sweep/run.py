@@ -40,6 +40,7 @@ from polyquant.formats.sizes import memory_bytes
 from polyquant.ops import native
 from polyquant.ops.native import cores
 from polyquant.runtime.text import read_text
+from polyquant.storage.folder import CHECKSUMS
 from polyquant.storage.locations import is_remote
 
 __all__ = ["Keep", "Outlook", "Watch", "outlook", "run", "sweep"]
@@ -254,13 +255,14 @@ def run(made: Outlook, watch: Watch | None = None, clock: Callable[[], float] = 
 def _identity(made: Outlook) -> dict[str, str]:
     """Digests of everything that changes the figures, except the candidates."""
     root = Path(made.source)
-    files = sorted(p for p in (root.rglob("*") if root.is_dir() else [root]) if p.is_file())
+    files = sorted(p for p in (root.rglob("*") if root.is_dir() else [root]) if p.is_file() and p.name != CHECKSUMS)
     states = [(str(p.relative_to(root)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    settings = (polyquant.__version__, made.tokens, made.context, made.threads, PROMPT, NEW)
+    settings = {"tokens": made.tokens, "context": made.context, "threads": made.threads, "speed": [PROMPT, NEW]}
     return {
         "source": hashlib.sha256(json.dumps(states).encode()).hexdigest(),
         "text": hashlib.sha256(Path(made.text).read_bytes()).hexdigest(),
-        "settings": hashlib.sha256(json.dumps(settings).encode()).hexdigest(),
+        "version": polyquant.__version__,
+        **{key: json.dumps(value) for key, value in settings.items()},
     }
 
 

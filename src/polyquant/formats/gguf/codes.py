@@ -14,8 +14,8 @@ CODES: dict[str, str] = {
     "GGUF003": "The header ends in the middle of a key, a value or a tensor entry. Nothing after that point can be "
     "read. " + _COPY_AGAIN,
     "GGUF004": "The header claims more keys, tensors, array items or string bytes than the rest of the file could "
-    "hold, or more than polyquant's limits allow. The file is damaged or malicious; it is rejected before any memory "
-    "is allocated.",
+    "hold, or more than polyquant's limits allow. The file is incomplete (an interrupted download?), damaged or "
+    "malicious; it is rejected before any memory is allocated.",
     "GGUF005": "A metadata key is the empty string. llama.cpp rejects the file. Rewrite it with the tool that created "
     "it.",
     "GGUF006": "Two metadata entries have the same key. llama.cpp rejects the file; other readers use one of the two "

@@ -18,6 +18,13 @@ def wrong(param: str, expected: str, found: Any) -> RequestError:
     return RequestError(f"'{param}' must be {expected}, found {shown}", code="invalid_value", param=param)
 
 
+_OTHER_NAMES = {
+    "n_predict": "max_tokens", "max_new_tokens": "max_tokens", "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty", "temp": "temperature", "n_probs": "logprobs",
+}  # fmt: skip
+"""Name of a field in llama.cpp, Ollama or transformers -> the field here."""
+
+
 class Fields:
     """A body, and its known fields. prefix: the path of a nested object, for errors."""
 
@@ -84,7 +91,8 @@ class Fields:
         self._known.update(harmless)
         for name in self._body:
             if name not in self._known:
-                near = get_close_matches(name[:64], self._known, n=1)
+                other = _OTHER_NAMES.get(name)
+                near = [other] if other in self._known else get_close_matches(name[:64], self._known, n=1)
                 shown = printable(self._prefix + name, 80)
                 raise RequestError(
                     f"unknown field '{shown}'" + (f"; did you mean '{near[0]}'?" if near else ""),

@@ -5,6 +5,7 @@
     ├── RemoteError            a URL could not be read: network, server, permission, a missing package
     ├── UnsupportedError       valid input that asks for an unsupported feature; names the alternative
     ├── PlanError              the requested job is rejected: lossy without permission, target exists, disk too small
+    │   └── UnusedCalibrationError   a calibration text that no weight uses
     ├── UnknownNameError       no codec, format or finding of that name; suggests close ones
     │   └── UnknownTensorError no tensor of that name in a checkpoint; a KeyError too
     └── CodecError             arrays that do not fit the codec: shape, dtype, range
@@ -29,6 +30,7 @@ __all__ = [
     "UnknownNameError",
     "UnknownTensorError",
     "UnsupportedError",
+    "UnusedCalibrationError",
     "escaped",
     "listed",
     "masked",
@@ -147,6 +149,10 @@ class UnsupportedError(PolyquantError):
 
 class PlanError(PolyquantError):
     """A job that is rejected before any work."""
+
+
+class UnusedCalibrationError(PlanError):
+    """A calibration text that no weight of the job uses."""
 
 
 class CodecError(PolyquantError):

@@ -89,7 +89,7 @@ Examples:
 @click.option("--restart", is_flag=True, help="Discard the results in --work.")
 @click.option("--dry-run", is_flag=True, help="Print the plan with expected sizes and times, and stop.")
 @click.option("-o", "--output", type=click.Path(), metavar="FILE", help="Also write a page with charts.")
-@click.option("--overwrite", is_flag=True, help="Replace an existing page.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing page, also in a new sweep.")
 @click.option(
     "--format", "style", type=click.Choice(["human", "json", "csv"]), default="human", show_default=True,
     help="Human-readable, JSON or CSV output.",
@@ -104,11 +104,13 @@ def sweep(
     SRC is a local model, usually a Hugging Face folder. Finished steps are never repeated: after a stop at any point
     the same command resumes.
     """
+    from polyquant.analysis.sweep.folder import JOURNAL
     from polyquant.analysis.sweep.run import outlook, run
     from polyquant.cli.slow_engine import note_slow_engine
 
     names = [name.strip() for words in recipes for name in words.split(",") if name.strip()]
     folder = work if work is not None else f"{Path(src).absolute().name.removesuffix('.gguf')}-sweep"
+    overwrite = overwrite or (Path(folder) / JOURNAL).is_file()  # the same command resumes, and replaces its page
     wanted = _checked_output(output, overwrite) if not dry_run else None
     made = outlook(src, work=folder, recipes=names, **options)
     if dry_run and style == "json":

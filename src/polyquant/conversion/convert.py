@@ -158,7 +158,10 @@ def refuse_foreign(options: Mapping[str, Any], form: Format, target: Target) -> 
             continue
         having = [(f, options_of(t.options)[name]) for f, t in targets() if name in options_of(t.options)]
         titles = " and ".join(f.title for f, _ in having)
-        raise PlanError(f"{having[0][1].flag or name} is for {titles}", hint=f"add --to {having[-1][0].name}")
+        hint = f"add --to {having[-1][0].name}"
+        if name == "calibration":
+            hint = "polyquant importance MODEL imatrix.gguf --calibration FILE, then --importance imatrix.gguf"
+        raise PlanError(f"{having[0][1].flag or name} is for {titles}", hint=hint)
 
 
 @with_keywords(PlanKeywords, PLAN_DEFAULTS)

@@ -69,6 +69,10 @@ class Candidate:
         """The key without the target size: measurements of a plan are shared by candidates of one family."""
         return replace(self, options={k: v for k, v in self.options.items() if k != _BPW}).key
 
+    def without(self, option: str) -> Candidate:
+        """The same candidate without an option."""
+        return replace(self, options={k: v for k, v in self.options.items() if k != option})
+
     @property
     def shares_plan(self) -> bool:
         """True if the plan measures the model for a target size."""

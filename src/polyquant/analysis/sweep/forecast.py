@@ -14,7 +14,7 @@ from polyquant.conversion.convert import plan
 from polyquant.conversion.estimate import Workload, forward_seconds
 from polyquant.conversion.speed import Speed, measure_speed
 from polyquant.conversion.steps import Plan
-from polyquant.errors import PolyquantError
+from polyquant.errors import PolyquantError, UnusedCalibrationError
 from polyquant.ops.native import cores
 from polyquant.types import Floats
 
@@ -51,7 +51,7 @@ def forecasts(
     source: str, candidates: Sequence[Candidate], tokens: int, threads: int | None
 ) -> tuple[list[Forecast], Speed]:
     """Plan every candidate. tokens: of the evaluation. Returns the forecasts and the speed of this machine."""
-    plans = [_planned(source, c) for c in candidates]
+    candidates, plans = zip(*(_planned(source, c) for c in candidates), strict=True) if candidates else ((), ())
     speed = measure_speed([s for p in plans if isinstance(p, Plan) for s in p.steps])
     count = min(threads or cores(), cores())
     out = []
@@ -71,16 +71,21 @@ def source_seconds(source: Inspection, made: Sequence[Forecast], tokens: int) ->
     return max((f.measure for f in made), default=0.0) * 2 + 3 * NEW * source.nbytes / _BANDWIDTH + _PROCESS
 
 
-def _planned(source: str, candidate: Candidate) -> Plan | str:
-    """The plan, at fixed bits in place of a target size, whose plan measures the model; or the reason for none."""
+def _planned(source: str, candidate: Candidate) -> tuple[Candidate, Plan | str]:
+    """The plan, at fixed bits in place of a target size, whose plan measures the model; or the reason for none.
+
+    The candidate loses a calibration that it does not use.
+    """
     options = dict(candidate.options)
     if (target := options.pop("target_bpw", None)) is not None:
         options["bits"] = min(8, max(2, math.ceil(target)))
     to: Any = options.pop("to")
     try:
-        return plan(source, to, **options)
+        return candidate, plan(source, to, **options)
+    except UnusedCalibrationError:
+        return _planned(source, candidate.without("calibration"))
     except PolyquantError as problem:
-        return str(problem)
+        return candidate, str(problem)
 
 
 def _sizes(made: Plan, target: float | None) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from polyquant.calibration.samples import check_text
 from polyquant.codecs import affine_forms
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.trellis_forms import as_exl3
-from polyquant.errors import CodecError, PlanError
+from polyquant.errors import CodecError, PlanError, UnusedCalibrationError
 from polyquant.formats.actions import blocks_of, common, same_codes, survives
 from polyquant.formats.huggingface.layout import lay_out, one_file
 from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
@@ -67,7 +67,10 @@ class HuggingFaceTarget(PlainTarget):
                 )
             return planning, steps
         if static is None and not any(fitted(s) for s in steps):
-            raise PlanError("--calibration has no effect: no weight is quantized to codes that it could improve")
+            raise UnusedCalibrationError(
+                "--calibration has no effect: no weight is quantized to codes that it could improve",
+                hint="omit --calibration",
+            )
         steps = marked(planning.source, steps, "awq") if planning.options.effort == "max" else steps
         return planning, [replace(s, cut=False) if fitted(s) or measured(s) else s for s in steps]
 

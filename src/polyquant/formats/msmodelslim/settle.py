@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from polyquant.codecs.msmodelslim import MsModelSlim
-from polyquant.errors import PlanError
+from polyquant.errors import PlanError, UnusedCalibrationError
 from polyquant.formats.linears import is_linear
 from polyquant.formats.msmodelslim.choices import bias_type, kept, module_of, ranges_of
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
@@ -61,7 +61,7 @@ def _refuse_steps(steps: Sequence[Step], options: MsModelSlimOptions) -> None:
     static = [s for s in fresh if isinstance(s.target, MsModelSlim) and s.target.static]
     if options.calibration is not None:
         if not static and options.calibrated_option is None:
-            raise PlanError(
+            raise UnusedCalibrationError(
                 f"{(fresh or quantized)[0].target} does not use calibration",
                 hint="omit --calibration, or add --effort max, --smooth or --kv",
             )

@@ -67,8 +67,10 @@ def test_the_page(polyquant, swept, tmp_path):
     done = polyquant(*command, "-o", tmp_path / "report.html")
     assert done.code == 0 and "report.html" in done.out.splitlines()[-1].replace("\n", "")
     assert "tokens/s" in (tmp_path / "report.html").read_text()
+    assert polyquant(*command, "-o", tmp_path / "report.html").code == 0  # the same command replaces its page
+    (tmp_path / "report.html").write_text("notes")
     assert polyquant(*command, "-o", tmp_path / "report.html").code == 2
-    assert polyquant(*command, "-o", tmp_path / "report.html", "--overwrite").code == 0
+    assert (tmp_path / "report.html").read_text() == "notes"
 
 
 def test_without_the_packages_of_the_page_the_table_comes(monkeypatch, capsys, swept, tmp_path):

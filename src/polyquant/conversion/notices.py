@@ -49,6 +49,9 @@ def rule_notices(rules: Sequence[Rule], facts: Facts, steps: Sequence[Step]) -> 
             name = next((s.map.target for s in steps if not s.map.is_vector), "")
             yield f"{flag} matches no tensor; tensor names look like {printable(name)}"
             continue
+        hit = [s for s in steps if rule.named((s.map.target, *s.map.sources), facts)]
+        if all(s.map.is_vector and s.target.name != rule.codec for s in hit):
+            yield f"{flag} matches vectors only, which stay {hit[0].target.name}"
         partly = [
             (s, len(named))
             for s in _stacks(steps)

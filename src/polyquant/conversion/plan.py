@@ -78,7 +78,7 @@ def make_plan(
     `requantize` and for models that are not fully known without `allow_unknown`; UnknownNameError, InputError.
     """
     if codec and recipe:
-        raise PlanError("codec and recipe are mutually exclusive")
+        raise PlanError("--codec and --recipe are mutually exclusive", hint="omit one of them")
     base = uniform(codec) if codec else load_recipe(recipe) if recipe else Recipe("as the source")
     chosen = target.recipe(base, rules, options, named=bool(codec or recipe))
     target.refuse(options, importance)

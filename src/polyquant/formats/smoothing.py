@@ -73,7 +73,12 @@ def marked(source: Checkpoint, steps: Sequence[Step], method: str) -> list[Step]
     changed = {name for link in smoothed for name in (link.feeder, *link.readers)}
     changed |= {f"{name.removesuffix('.weight')}.bias" for name in changed}
     return [
-        replace(s, action=Action.TRANSCODE if s.action is Action.COPY else s.action, why=f"smoothed, {method}")
+        replace(
+            s,
+            action=Action.TRANSCODE if s.action is Action.COPY else s.action,
+            exact=False,
+            why=f"smoothed, {method}",
+        )
         if changed & set(s.map.sources)
         else s
         for s in steps

@@ -22,6 +22,10 @@ from polyquant.errors import InputError
 __all__ = ["Window", "halves", "sliding"]
 
 
+_LEAST = 64
+"""Tokens below which a perplexity says nothing, so that no stride is suggested."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """tokens [T], including BOS; those from index `first` >= 1 on are scored, each given all before it.
@@ -41,12 +45,15 @@ def halves(text: NDArray[np.int64], context: int, bos: int | None) -> Iterator[W
     Raises InputError if the text is shorter than one window.
     """
     lead = 0 if bos is None else 1  # the text is counted with a leading BOS, as tokenized
+    if not len(text):
+        raise InputError("the text has no tokens")
     if len(text) + lead < context:
+        shorter = f"; eval also takes --stride {len(text) // 2}" if len(text) >= _LEAST else ""
         raise InputError(
-            "the text is too short for one window",
+            "the text, or the number of tokens requested, is too short for one window",
             expected=f"at least {context} tokens",
             found=len(text) + lead,
-            hint=f"use more text, a smaller --context, or --stride {max(1, min(context, len(text)) // 2)}",
+            hint=f"use more text, a larger --tokens or a smaller --context{shorter}",
         )
     first = context // 2 + 1
     for a in range(0, len(text) + lead - context + 1, context):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from polyquant.analysis.evaluate import Divergence, Evaluation, Mean, Score
 from polyquant.analysis.speed import Speed
 from polyquant.conversion.report import StepReport
+from polyquant.errors import printable
 from polyquant.findings import Finding, Findings, Severity
 from polyquant.ops.metrics import ErrorSums
 from polyquant.tables import Row
@@ -68,7 +69,7 @@ def _score(entry: Mapping[str, Any] | None) -> Any:
     return Score(**{**entry, "nll": Mean(**entry["nll"]), "notes": tuple(entry["notes"])})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Trial:
     """One candidate. status: "measured", "failed" or "skipped", with the reason for the last two.
 
@@ -115,6 +116,10 @@ class Trial:
     def error(self) -> ErrorSums:
         """Error sums of the weights."""
         return sum((s.error for s in self.steps if s.error is not None), ErrorSums())
+
+    def __repr__(self) -> str:
+        figures = "" if self.kl is None or self.bpw is None else f", {self.bpw:.3f} bits per weight, KL {self.kl:.5f}"
+        return f"<Trial {printable(self.name)}: {self.status}{figures}>"
 
     def row(self, *, efficient: bool) -> Row:
         """The figures as a flat row; None where nothing was measured."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
+from polyquant.analysis.validate import validate
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say
-from polyquant.errors import PlanError, printable
+from polyquant.errors import PlanError, PolyquantError, printable
 from polyquant.formats.gguf.edit import edit as run
 from polyquant.formats.gguf.settings import parse_setting
-from polyquant.types import Meta
+from polyquant.types import Meta, Severity
 
 
 @click.command(
@@ -43,10 +46,11 @@ def edit(
     output: str | None,
     overwrite: bool,
 ) -> None:
-    """Change the metadata of a GGUF FILE. Tensor data is never touched."""
+    """Change the metadata of a GGUF FILE. Tensor data is never touched; what becomes wrong is reported."""
     if not (settings or remove or rename or rename_tensor):
         raise click.UsageError("nothing to do: give --set, --remove, --rename or --rename-tensor")
     changes: dict[str, Meta | str] = dict(parse_setting(s) for s in settings)
+    before = _found(file)
     done = run(
         file,
         output,
@@ -57,6 +61,16 @@ def edit(
         overwrite=overwrite,
     )
     say(f"{printable(done.path)}: {done.how}, {done.nbytes:,} bytes")
+    for code, message in _found(done.path) - before:
+        say(f"warning: {code} {message}; polyquant explain {code}", err=True)
+
+
+def _found(path: str | os.PathLike[str]) -> set[tuple[str, str]]:
+    """Code and message of what is wrong with the headers; nothing for a file that cannot be opened."""
+    try:
+        return {(f.code, printable(f.message)) for f in validate(path, headers=True) if f.severity is not Severity.NOTE}
+    except (PolyquantError, OSError):
+        return set()
 
 
 def _pairs(texts: tuple[str, ...]) -> dict[str, str]:

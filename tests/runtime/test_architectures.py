@@ -82,7 +82,7 @@ def test_unused_tensors_are_reported(tmp_path):
     shutil.copytree(MODELS / "qwen2", tmp_path / "m")
     (tmp_path / "m/config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
     notes = pq.load(tmp_path / "m").checkpoint.notes
-    assert any("12 tensors are not part of this decoder" in n and "model.layers.1." in n for n in notes)
+    assert any("12 tensors are not part of this architecture" in n and "model.layers.1." in n for n in notes)
     assert not pq.load(MODELS / "qwen2").checkpoint.notes and not pq.load(MODELS / "chatglm2").checkpoint.notes
 
 

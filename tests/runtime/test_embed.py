@@ -94,7 +94,7 @@ def test_a_smaller_context(bert):
 def test_a_model_without_declared_pooling(bert):
     (bert / "modules.json").unlink()
     model = pq.load(bert)
-    with pytest.raises(UnsupportedError, match="choose a pooling: mean, cls, last"):
+    with pytest.raises(UnsupportedError, match="choose one: --pooling mean, cls, last"):
         model.embed(TOKENS)
     np.testing.assert_allclose(model.embed(TOKENS, pooling="mean"), [model.states(TOKENS).mean(0)], atol=1e-6)
     with pytest.raises(InputError, match="unknown pooling"):

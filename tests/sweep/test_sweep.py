@@ -114,7 +114,7 @@ def test_a_changed_text_source_or_setting_is_refused(finished, book, calls, tmp_
     copied = shutil.copytree(SOURCE, tmp_path / "copied", copy_function=shutil.copyfile)
     with pytest.raises(PlanError, match="the source changed"):
         pq.sweep(copied, text=book, work=work, recipes=["q4_0"])
-    with pytest.raises(PlanError, match="the settings or the version"):
+    with pytest.raises(PlanError, match="--tokens changed since"):
         pq.sweep(SOURCE, text=book, work=work, recipes=["q4_0"], tokens=500)
     assert not calls
     result = pq.sweep(SOURCE, text=other, work=work, recipes=["q4_0"], restart=True)

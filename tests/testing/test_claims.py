@@ -32,10 +32,10 @@ CLAIMS = {
     "awq.4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayOnlyRead OwnProduct Packed PacksRows "
     "QuantizesStored WithBits",
     "compressed.p4.g128": "DecodesRows FitsInputs Grouped HoldsAffineCodes MayFixInputs MayOnlyRead Ordered OwnProduct "
-    "Packed PacksRows QuantizesStored WithBits",
+    "Packed PacksRows QuantizesStored ScalesInputs WithBits",
     "chatglm.4": "DecodesRows FitsInputs HoldsAffineCodes MayOnlyRead OwnProduct Packed PacksRows QuantizesStored "
     "WithBits",
-    "fp8.e4m3": "CutsParts DecodesRows MayNeedPeak OwnProduct Packed",
+    "fp8.e4m3": "CutsParts DecodesRows MayNeedPeak OwnProduct Packed ScalesInputs",
     "w8a16": "Configurable DecodesRows Grouped HoldsBias OwnProduct Packed WithBits",
 }
 

@@ -70,7 +70,7 @@ def test_validate_and_explain(run):
     assert "sound" in run("validate", "x.pqx")
     assert "sound" in run("validate", "x.pqx", "--against", LLAMA)
     assert "Copy it again." in run("explain", "pqx001")
-    assert "did you mean pqx00" in run("explain", "PQX009", code=2)
+    assert "did you mean PQX00" in run("explain", "PQX009", code=2)
 
 
 def test_run(run):

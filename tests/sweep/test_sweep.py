@@ -102,7 +102,24 @@ def test_logits_that_are_gone_are_computed_again(finished, book, calls, tmp_path
     assert kl == pytest.approx(expected, rel=1e-5)
 
 
+def test_calibration_goes_to_the_candidates_that_use_it(book, tmp_path):
+    recipes = ["w8a16", "trellis:3", "hf:hf_mxfp4", "q4_0"]
+    made = outlook(SOURCE, text=book, work=tmp_path / "w", recipes=recipes, calibration=book)
+    assert [c.name for c in made.requested if "calibration" in c.options] == ["trellis:3"]
+    assert not any(f.refused for f in made.made)
+
+
 # ---------------------------------------------------------------- changes
+
+
+def test_checksums_are_not_the_source(finished, book, calls, tmp_path):
+    """A file that `checksum` puts into the source does not end a sweep of it."""
+    copied = shutil.copytree(SOURCE, tmp_path / "copied", copy_function=shutil.copyfile)
+    pq.sweep(copied, text=book, work=tmp_path / "w", recipes=["q4_0"])
+    (copied / "polyquant-checksums.json").write_text("{}")
+    done = len(calls)
+    pq.sweep(copied, text=book, work=tmp_path / "w", recipes=["q4_0"])
+    assert len(calls) == done
 
 
 def test_a_changed_text_source_or_setting_is_refused(finished, book, calls, tmp_path):

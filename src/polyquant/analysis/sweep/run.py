@@ -188,6 +188,7 @@ def outlook(
     source = os.fspath(src)
     count = min(tokens or 1 << 40, int(len(words.encode()) / _BYTES_PER_TOKEN) + 1)
     made, _ = forecasts(source, requested, count, threads)
+    requested = tuple(f.candidate for f in made)  # without a calibration that they do not use
     possible = [f for f in made if not f.refused]
     if not possible:
         first = made[0]

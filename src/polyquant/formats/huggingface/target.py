@@ -57,6 +57,8 @@ class HuggingFaceTarget(PlainTarget):
             else:
                 tensors = self._apart(tensors, scheme.parts_of(tensors, config), planning)
         planning, steps = super().prepare(replace(planning, translation=replace(planning.translation, tensors=tensors)))
+        if scheme is not None and all(s.target.form is Floats for s in steps):
+            _refuse_floats(steps)
         static = next((s for s in steps if measured(s)), None)
         if planning.options.calibration is None:
             if static is not None:
@@ -221,6 +223,19 @@ def _scheme(recipe: Recipe, options: Any) -> Scheme | None:
     if options.scheme is not None:
         return scheme_named(options.scheme)
     return None if recipe.base is None else scheme_of(codec(recipe.base))
+
+
+def _refuse_floats(steps: Sequence[Step]) -> None:
+    """Raise PlanError if the codec of a scheme fits no weight, with the reason of the first one."""
+    step = next((s for s in steps if s.instead_of), None)
+    if step is not None:
+        raise PlanError(
+            step.why.removesuffix(": stays float"),
+            tensor=step.map.target,
+            expected=f"a group that divides {step.map.shape[-1]}",
+            found=step.instead_of,
+            hint="choose another group size",
+        )
 
 
 def _packed(have: Codec, tensor: TensorMap) -> bool:

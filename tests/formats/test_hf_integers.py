@@ -13,7 +13,8 @@ import polyquant
 from folders import read_safetensors, safetensors_bytes
 from hub_vectors import HUB, hashes, logits
 from polyquant import load
-from polyquant.errors import PolyquantError
+from polyquant.analysis.demo import demo_model
+from polyquant.errors import PlanError, PolyquantError
 from polyquant.types import Action
 
 CASES = sorted(hashes("ints"))
@@ -173,4 +174,11 @@ def test_contradictions_are_one_line(case, change, message, tmp_path):
 def test_act_order_cannot_become_awq(case, tmp_path):
     with pytest.raises(PolyquantError, match=r"requantiz|do not divide"):
         polyquant.convert(HUB / case, tmp_path / "out", to="awq")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("codec", ["gptq.4.g33.sym", "gptq.4.g512.sym"])
+def test_a_group_that_divides_no_row(tmp_path, codec):
+    with pytest.raises(PlanError, match=f"do not divide .*a group that divides (256|768), found {codec}"):
+        polyquant.quantize(demo_model("llama"), tmp_path / "q", to="gptq", codec=codec)
     assert not list(tmp_path.iterdir())

@@ -7,9 +7,8 @@ import pytest
 
 import polyquant
 from architectures.golden_models import Golden
-from polyquant.analysis.demo import demo_model
 from polyquant.architectures.find import of_config
-from polyquant.errors import InputError, PlanError
+from polyquant.errors import InputError
 from polyquant.opening import open_checkpoint
 from polyquant.runtime.load import load
 from polyquant.types import Action, Floats
@@ -156,10 +155,3 @@ def test_missing_expert(tmp_path):
     (tmp_path / "q" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(InputError, match="expert 4 is missing"):
         load(tmp_path / "q")
-
-
-@pytest.mark.parametrize("codec", ["gptq.4.g33.sym", "gptq.4.g512.sym"])
-def test_a_group_that_divides_no_row(tmp_path, codec):
-    with pytest.raises(PlanError, match=f"do not divide .*a group that divides (256|768), found {codec}"):
-        polyquant.quantize(demo_model("llama"), tmp_path / "q", to="gptq", codec=codec)
-    assert not list(tmp_path.iterdir())

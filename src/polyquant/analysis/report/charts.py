@@ -55,8 +55,12 @@ _SIDES: dict[str, dict[str, Any]] = {
     "above right": {"dx": 8, "dy": -9, "align": "left"}, "below left": {"dx": -8, "dy": 10, "align": "right"},
     "right": {"dx": 10, "align": "left"}, "left": {"dx": -10, "align": "right"},
     "above": {"dy": -13}, "below": {"dy": 15},
+    "above left": {"dx": -8, "dy": -9, "align": "right"}, "below right": {"dx": 8, "dy": 10, "align": "left"},
+    "far above": {"dy": -27}, "far below": {"dy": 29},
 }  # fmt: skip
 """Offset of a label from its point, the preferred ones first."""
+_EXACT = 1e-6
+"""Errors and divergences up to this are those of equal weights; they lie on the lower edge, not decades below."""
 _LABEL, _MARGIN = 180, 24
 _TITLE = 44
 """Most characters of a histogram's title."""
@@ -77,17 +81,19 @@ def size_against_error(report: Overview) -> Spec:
     names = _short([c.label for c in report.candidates])
     sizes = [c.inspection.nbytes for c in report.candidates]
     scale, unit = _unit_of(sizes)
-    values = [max((c.divergence if measured else c.error) or 0.0, 1e-9) for c in report.candidates]
+    found = [(c.divergence if measured else c.error) or 0.0 for c in report.candidates]
+    floor = 0.3 * min((v for v in found if v > _EXACT), default=10 * _EXACT)
+    values = [max(v, floor) for v in found]
     sides = _label_sides(names, _spread(sizes, _WIDTH), _spread([math.log(v) for v in values], 320), 320)
     rows = [
         {
-            "model": name, "side": sides[i], "size": sizes[i] / scale, "y": values[i],
+            "model": name, "side": sides[i], "size": sizes[i] / scale, "y": values[i], "value": found[i],
             "kind": _KINDS[0 if c.label in report.efficient else 1],
         }
         for i, (name, c) in enumerate(zip(names, report.candidates, strict=True))
     ]  # fmt: skip
     title = "KL divergence, nats per token" if measured else "relative error of the weights (RMS)"
-    label = f"datum.model + ': ' + format(datum.size, '.4g') + ' {unit}, {title} ' + format(datum.y, '.4g')"
+    label = f"datum.model + ': ' + format(datum.size, '.4g') + ' {unit}, {title} ' + format(datum.value, '.4g')"
     scale_y = {"type": "log", "padding": 20, "nice": False}
     line: Spec = {
         "transform": [{"filter": "datum.kind == 'efficient'"}],
@@ -139,7 +145,7 @@ def _points(
         "field": "y",
         "type": "quantitative",
         "title": y[0],
-        "axis": {"tickCount": 5, "format": "~g"},
+        "axis": {"tickCount": 5, "format": "~g" if y[1].get("type") == "log" else ",~r"},
         "scale": y[1],
     }
     color = {

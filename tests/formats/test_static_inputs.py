@@ -166,3 +166,19 @@ def test_every_expert_has_a_scale(tmp_path):
     scales = [float(w.read()["input_scale"][0]) for w in experts]
     assert len(experts) == 3 * 8 * 3
     assert all(0 < s < 1 for s in scales)
+
+
+def test_every_fused_expert_has_a_scale(tmp_path):
+    """Also one matrix of a stack: gate and up have the inputs of the layer's other experts, not those of down."""
+    text = tmp_path / "text.txt"
+    text.write_text("a" * 400, encoding="utf-8")  # one token: most experts are not reached
+    source = VECTORS / "architectures" / "gemma4"
+    polyquant.quantize(source, tmp_path / "q", to="modelopt", codec="hf_nvfp4.static", calibration=str(text))
+    scales = {
+        n: float(w.read()["input_scale"][0]) for n, w in polyquant.open(tmp_path / "q").items() if ".experts." in n
+    }
+    assert len(scales) == 6 * 4 * 3
+    assert all(0 < s < 1 for s in scales.values())
+    for name, scale in scales.items():
+        if "gate_proj" in name:
+            assert scales[name.replace("gate", "up")] == scale

@@ -102,9 +102,14 @@ class Step:
         return self.source is not None and all(c.row_sliced for c in (self.source, *(s.codec for s in self.sources)))
 
     @property
+    def quantizes(self) -> bool:
+        """True if codes are made from floats, those of the source or decoded ones."""
+        return self.action in (Action.QUANTIZE, Action.REQUANTIZE)
+
+    @property
     def searches(self) -> bool:
         """True for a trellis search, which takes hours where other steps take minutes."""
-        return self.target.form is TrellisCodes and self.action in (Action.QUANTIZE, Action.REQUANTIZE)
+        return self.target.form is TrellisCodes and self.quantizes
 
     @property
     def alone(self) -> bool:

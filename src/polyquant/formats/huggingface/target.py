@@ -18,7 +18,7 @@ from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
 from polyquant.formats.huggingface.options import HuggingFaceOptions
 from polyquant.formats.huggingface.scheme_names import DEFAULTS
 from polyquant.formats.huggingface.schemes import Arranges, Scheme, TakesApart, scheme_named, scheme_of
-from polyquant.formats.huggingface.work import SchemeWorker, fitted, measured
+from polyquant.formats.huggingface.work import SchemeWorker, calibrated, fitted, measured
 from polyquant.formats.linears import is_linear
 from polyquant.formats.plain_target import TORCH_NAMES, PlainTarget
 from polyquant.formats.protocol import Choice, Context, Planning, Worker
@@ -59,22 +59,11 @@ class HuggingFaceTarget(PlainTarget):
         planning, steps = super().prepare(replace(planning, translation=replace(planning.translation, tensors=tensors)))
         if scheme is not None and all(s.target.form is Floats for s in steps):
             _refuse_floats(steps)
-        static = next((s for s in steps if measured(s)), None)
+        _refuse_calibration(steps, planning.options.calibration)
         if planning.options.calibration is None:
-            if static is not None:
-                raise PlanError(
-                    f"{static.target} has a scale of the inputs, which is measured on a text",
-                    tensor=static.map.target,
-                    hint="add --calibration FILE, or choose a codec without .static",
-                )
             return planning, steps
-        if static is None and not any(fitted(s) for s in steps):
-            raise UnusedCalibrationError(
-                "--calibration has no effect: no weight is quantized to codes that it could improve",
-                hint="omit --calibration",
-            )
         steps = marked(planning.source, steps, "awq") if planning.options.effort == "max" else steps
-        return planning, [replace(s, cut=False) if fitted(s) or measured(s) else s for s in steps]
+        return planning, [replace(s, cut=False) if calibrated(s) else s for s in steps]
 
     def _apart(
         self, tensors: Sequence[TensorMap], parts: Mapping[str, Sequence[TensorMap]], planning: Planning
@@ -102,7 +91,7 @@ class HuggingFaceTarget(PlainTarget):
     def text(self, steps: Sequence[Step], options: Any) -> str | None:
         """The calibration text, if a step uses it."""
         text: str | None = options.calibration
-        return text if any(fitted(s) or measured(s) for s in steps) else None
+        return text if any(calibrated(s) for s in steps) else None
 
     def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
         """A warning about stacks of experts that a scheme leaves float."""
@@ -235,6 +224,22 @@ def _refuse_floats(steps: Sequence[Step]) -> None:
             expected=f"a group that divides {step.map.shape[-1]}",
             found=step.instead_of,
             hint="choose another group size",
+        )
+
+
+def _refuse_calibration(steps: Sequence[Step], text: str | None) -> None:
+    """Raise PlanError for a calibration text that is missing, UnusedCalibrationError for one that no step uses."""
+    static = next((s for s in steps if measured(s)), None)
+    if text is None and static is not None:
+        raise PlanError(
+            f"{static.target} has a scale of the inputs, which is measured on a text",
+            tensor=static.map.target,
+            hint="add --calibration FILE, or choose a codec without .static",
+        )
+    if text is not None and not any(calibrated(s) for s in steps):
+        raise UnusedCalibrationError(
+            "--calibration has no effect: no weight is quantized to codes that it could improve",
+            hint="omit --calibration",
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.calibration.hessians import GatheringStages, Hessians, part_of
+from polyquant.calibration.hessians import GatheringStages, Hessians, Tick, part_of
 from polyquant.calibration.statistics import Extremes, InputSizes
 from polyquant.capabilities import FitsInputs, ScalesInputs, claims
 from polyquant.codecs.affine_codec import AffineCodec
@@ -18,31 +19,28 @@ from polyquant.formats.protocol import Context
 from polyquant.formats.smoothing import links as smoothed_links
 from polyquant.formats.steps import Piece, Step
 from polyquant.ops.metrics import ErrorSums, error_sums
-from polyquant.types import F32, Action, Floats, as_matrix
+from polyquant.types import F32, Floats, as_matrix
 
-__all__ = ["SchemeWorker", "fitted", "measured"]
+__all__ = ["SchemeWorker", "calibrated", "fitted", "measured"]
 
-_SCALING = 0.5
-"""The share of the calibration that scaling takes."""
+_NUMBER = re.compile(r"(?<=\.experts\.)\d+(?=\.)|(?<=\[)\d+(?=\]$)")
+"""The number of an expert in the name of its matrix, which is a tensor, or a part of a stack (rows.matrix_name)."""
 
 
 def fitted(step: Step) -> bool:
     """True for a matrix whose codes are searched with the inputs of its layer."""
-    return (
-        step.action in (Action.QUANTIZE, Action.REQUANTIZE)
-        and len(step.map.shape) == 2
-        and claims(step.target, FitsInputs)  # type: ignore[type-abstract]
-    )
+    return step.quantizes and len(step.map.shape) == 2 and claims(step.target, FitsInputs)  # type: ignore[type-abstract]
 
 
 def measured(step: Step) -> bool:
     """True for a matrix whose inputs are quantized with a scale that is measured on a text."""
     target = step.target
-    return (
-        step.action in (Action.QUANTIZE, Action.REQUANTIZE)
-        and claims(target, ScalesInputs)  # type: ignore[type-abstract]
-        and target.scales_inputs
-    )
+    return step.quantizes and claims(target, ScalesInputs) and target.scales_inputs  # type: ignore[type-abstract]
+
+
+def calibrated(step: Step) -> bool:
+    """True for a matrix that is quantized with the inputs of its layer."""
+    return fitted(step) or measured(step)
 
 
 class SchemeWorker:
@@ -71,20 +69,19 @@ class SchemeWorker:
                 hint="omit --calibration",
             )
         scaled = self._context.options.effort == "max"
+        runs, tick = scaled + bool(static) + bool(wanted), self._context.tick  # of the float model on the text
         if scaled:
-            self._scaling = self._scale(stages)
+            self._scaling = self._scale(stages, part_of(tick, 0, runs))
             self._values = self._changed_vectors(self._scaling)
         if static:
-            self._ranges = self._measure(stages, static)
+            self._ranges = self._measure(stages, static, part_of(tick, scaled, runs))
         if not wanted:
             return list(steps)
         others = [s.inputs for s in self._context.steps if fitted(s)] if self._context.shared else []
-        start = _SCALING if scaled else 0.0
-        tick = self._context.tick
-        self._hessians = hessians = Hessians(stages, wanted, lambda x: tick(start + (1 - start) * x), others)
+        self._hessians = hessians = Hessians(stages, wanted, part_of(tick, runs - 1, runs), others)
         return sorted(steps, key=lambda s: hessians.order(s.inputs) if fitted(s) else -1)
 
-    def _scale(self, stages: GatheringStages) -> Scaling:
+    def _scale(self, stages: GatheringStages, tick: Tick) -> Scaling:
         """Run the float model on the text and choose the scales of all layers, in their order."""
         context = self._context
         codecs = {s.map.source: s.target for s in context.steps if fitted(s) and isinstance(s.target, AffineCodec)}
@@ -93,30 +90,29 @@ class SchemeWorker:
         wanted = frozenset(link.readers[0] for link in links)
         last = max((i for i, names in enumerate(stages.names) if wanted & set(names)), default=-1)
         for i in range(last + 1):
-            gathered = stages.gather(i, wanted, part_of(lambda x: context.tick(_SCALING * x), i, last + 1), InputSizes)
+            gathered = stages.gather(i, wanted, part_of(tick, i, last + 1), InputSizes)
             for link in links:
                 if link.readers[0] in gathered:
                     scaling.add(link, gathered)
         return scaling
 
-    def _measure(self, stages: GatheringStages, static: frozenset[str]) -> dict[str, tuple[F32, F32]]:
+    @staticmethod
+    def _measure(stages: GatheringStages, static: frozenset[str], tick: Tick) -> dict[str, tuple[F32, F32]]:
         """Run the float model on the text: minimum and maximum of every channel, by the tensor that reads them."""
         found: dict[str, Extremes] = {}
         last = max(i for i, names in enumerate(stages.names) if static & set(names))
         for i in range(last + 1):
-            found |= stages.gather(i, static, part_of(self._context.tick, i, last + 1), Extremes)
+            found |= stages.gather(i, static, part_of(tick, i, last + 1), Extremes)
         return {name: (e.low, e.high) for name, e in found.items() if e.low is not None and e.high is not None}
 
     def _range(self, name: str) -> tuple[float, float]:
         """Minimum and maximum of a layer's inputs. An expert that the text does not reach has the range of the others
         of its layer. Raises InputError if nothing reaches it, or the inputs are not finite.
         """
-        stem, _, inside = name.rpartition(".experts.")
-        tail = inside.partition(".")[2]
-        alike = [
-            n for n in self._ranges if n == name or (stem and n.startswith(f"{stem}.experts.") and n.endswith(tail))
-        ]
-        names = [name] if name in self._ranges else alike
+        names = [name]
+        if name not in self._ranges:
+            alike = _NUMBER.sub("", name)
+            names = [n for n in self._ranges if _NUMBER.sub("", n) == alike]
         if not names:
             hint = "give a longer text, or keep it float: --rule"
             raise InputError("no inputs seen to measure their scale", tensor=name, hint=f"{hint} '{name}=bf16'")
@@ -140,7 +136,7 @@ class SchemeWorker:
 
     def takes(self, step: Step) -> bool:
         """True for searched matrices, those with scales of the inputs, and tensors that scaling changes."""
-        if fitted(step) or measured(step):
+        if calibrated(step):
             return True
         scaling, names = self._scaling, step.map.sources
         return scaling is not None and any(
@@ -150,7 +146,7 @@ class SchemeWorker:
     def pieces(self, step: Step, rows: slice | None, *, measure: bool) -> Iterator[Piece]:
         """Codes of a whole weight, or the changed floats. Raises CodecError."""
         target, scaling = step.target, self._scaling
-        if not (fitted(step) or measured(step)):
+        if not calibrated(step):
             yield self._changed(step, rows)
             return
         hessian, note = None, ""

@@ -38,9 +38,7 @@ def settled(source: Checkpoint, steps: Sequence[Step], options: MsModelSlimOptio
     out = [_bias(s, options) if s.map.target in biases else s for s in steps]
     if options.dialect == "v0" and (options.smooth is not None or source.format == "msmodelslim"):
         out += _norm_modules(out)
-    return [
-        replace(s, cut=_cut(s.target, options)) if s.action in (Action.QUANTIZE, Action.REQUANTIZE) else s for s in out
-    ]
+    return [replace(s, cut=_cut(s.target, options)) if s.quantizes else s for s in out]
 
 
 def _refuse_steps(steps: Sequence[Step], options: MsModelSlimOptions) -> None:
@@ -57,7 +55,7 @@ def _refuse_steps(steps: Sequence[Step], options: MsModelSlimOptions) -> None:
                 f"--keep {glob} matches no linear layer",
                 hint=f"for example --keep '*{module_of(linears[-1]).rpartition('.')[2]}'" if linears else None,
             )
-    fresh = [s for s in quantized if s.action in (Action.QUANTIZE, Action.REQUANTIZE)]
+    fresh = [s for s in quantized if s.quantizes]
     static = [s for s in fresh if isinstance(s.target, MsModelSlim) and s.target.static]
     if options.calibration is not None:
         if not static and options.calibrated_option is None:

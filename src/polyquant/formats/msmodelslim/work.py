@@ -59,7 +59,7 @@ class MsModelSlimWorker:
 
     def takes(self, step: Step) -> bool:
         """True for quantized weights, and for tensors that calibration adds or changes."""
-        if isinstance(step.target, MsModelSlim) and step.action in (Action.QUANTIZE, Action.REQUANTIZE):
+        if isinstance(step.target, MsModelSlim) and step.quantizes:
             return True
         prepared = self._prepared
         return prepared is not None and any(n in prepared.values or prepared.changes(n) for n in step.map.sources)

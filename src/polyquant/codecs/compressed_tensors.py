@@ -39,11 +39,13 @@ from polyquant.codecs.arguments import exact_part
 from polyquant.codecs.keeping import FLOAT_TYPES, Integers
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
 from polyquant.ops import code_streams, halves, int8
+from polyquant.registry import Search
 from polyquant.types import F32, I8, U8, Activation, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["NAMES", "CompressedTensors", "compressed_tensors_named"]
 
 _INT8, _INT32 = np.dtype(np.int8), np.dtype(np.int32)
+_GRID = Search("polyquant.quantizers.affine:input_grid")
 NAMES: tuple[str, ...] = (
     "compressed.i8", "compressed.i8.dynamic", "compressed.p4.g128", "compressed.p4.g128.zpp", "compressed.p8.g128",
 )  # fmt: skip
@@ -167,12 +169,7 @@ class CompressedTensors(AffineCodec):
             else np.zeros(1, np.float32)
             for key, kind in kinds.items()
         )
-        with np.errstate(all="ignore"):
-            deq = codes.scale[:, 0] * scale
-        total = int8.quant_bias(None, deq, offset, codes.codes.sum(1, dtype=np.int64))
-        if np.abs(total).max(initial=0) > np.iinfo(np.int32).max:
-            raise CodecError("a sum of codes times the zero point does not fit int32", found=f"{np.abs(total).max():g}")
-        return Activation(scale, offset, deq, total.astype(np.int32))
+        return _activation(codes, scale, offset)
 
     @property
     def scales_inputs(self) -> bool:
@@ -181,16 +178,10 @@ class CompressedTensors(AffineCodec):
 
     def with_inputs(self, codes: Affine, low: float, high: float) -> Affine:
         """The codes with the grid of the inputs; as compressed_tensors.quantization.utils.calculate_qparams."""
-        low, high = min(low, 0.0), max(high, 0.0)
-        if self.static == "szp":
-            step = (high - low) / 255 or 1.0
-            zero = float(np.clip(np.rint(-128 - low / step), -128, 127))
-        else:
-            step, zero = max(-low, high) / 127.5 or 1.0, 0.0
-        scale = np.asarray(np.asarray([step], FLOAT_TYPES[self.dtype]), np.float32)
-        deq, offset = codes.scale[:, 0] * scale, np.asarray([zero], np.float32)
-        total = int8.quant_bias(None, deq, offset, codes.codes.sum(1, dtype=np.int64))
-        return replace(codes, activation=Activation(scale, offset, deq, total.astype(np.int32)))
+        asymmetric, largest = self.static == "szp", max(-low, high, 0.0)
+        scale, offset = _GRID((low, high) if asymmetric else (-largest, largest), FLOAT_TYPES[self.dtype])
+        offset = offset if asymmetric else np.zeros_like(offset)
+        return replace(codes, activation=_activation(codes, scale, offset))
 
     def stream(self, parts: Parts, shape: Shape) -> U8 | None:
         """The words as they are stored; None for bytes, and for zero points outside the range of codes."""
@@ -255,6 +246,16 @@ class CompressedTensors(AffineCodec):
     def _signed(self, words: Any, count: int) -> I8:
         """int32 [rows, words] -> int8 [rows, count]; modulo 256, which is two's complement."""
         return unpacked_bits(words, self.bits, count, 2 ** (self.bits - 1)).view(np.int8)
+
+
+def _activation(codes: Affine, scale: F32, offset: F32) -> Activation:
+    """The grid of the inputs with its products. Raises CodecError if a sum does not fit int32."""
+    with np.errstate(all="ignore"):
+        deq = codes.scale[:, 0] * scale
+    total = int8.quant_bias(None, deq, offset, codes.codes.sum(1, dtype=np.int64))
+    if np.abs(total).max(initial=0) > np.iinfo(np.int32).max:
+        raise CodecError("a sum of codes times the zero point does not fit int32", found=f"{np.abs(total).max():g}")
+    return Activation(scale, offset, deq, total.astype(np.int32))
 
 
 def _pitch(codes: Affine, codec: CompressedTensors) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polyquant.errors import UnsupportedError
-from polyquant.operations import Chain, Concat, Interleave, Joined, Matrix, Operation, Same, Slice, Stack, chain
+from polyquant.operations import Concat, Interleave, Joined, Matrix, Operation, Same, Slice, Stack, chain, steps_of
 from polyquant.types import Shape, TensorMap
 
 __all__ = ["inverted"]
@@ -76,7 +76,7 @@ def _part(tensor_map: TensorMap, shape: Shape) -> _Part:
     """Find the step that takes a part, and invert the steps around it. Raises UnsupportedError unless there is exactly
     one.
     """
-    steps = tensor_map.op.steps if isinstance(tensor_map.op, Chain) else (tensor_map.op,)
+    steps = steps_of(tensor_map.op)
     at = next((i for i, step in enumerate(steps) if isinstance(step, Slice | Matrix)), None)
     if at is None:
         raise UnsupportedError(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from polyquant.capabilities import Cut, CutsParts, Stackable, claims
 from polyquant.errors import CodecError, InputError, UnsupportedError
-from polyquant.operations import Chain, Index, Matrix, Operation, Same, chain
+from polyquant.operations import Index, Matrix, Operation, Same, chain, steps_of
 from polyquant.types import F32, ArraySpec, Codec, Parts, Shape, StoredArray, Weight, as_matrix
 
 __all__ = [
@@ -216,14 +216,14 @@ def one_matrix(weights: Sequence[Weight], op: Operation) -> tuple[Sequence[Weigh
     """One matrix of a stack as a separate source, whose codes are judged and read without the others; other operations
     unchanged.
     """
-    first, *rest = op.steps if isinstance(op, Chain) else (op,)
-    if not isinstance(first, Matrix) or len(weights) != 1 or len(weights[0].shape) != 3:
+    steps = steps_of(op)
+    if not steps or not isinstance(steps[0], Matrix) or len(weights) != 1 or len(weights[0].shape) != 3:
         return weights, op
     (stack,) = weights
     rows = as_matrix(stack.shape)[0]
     sliced = stack.codec.row_sliced and all(a.spec.shape[:1] == (rows,) for a in stack.arrays.values())
     apart = sliced or parted(stack.codec, stack.shape)
-    return ([expert(stack, first.index)], chain(*rest)) if apart else (weights, op)
+    return ([expert(stack, steps[0].index)], chain(*steps[1:])) if apart else (weights, op)
 
 
 def parted(codec: Codec, shape: Shape) -> bool:

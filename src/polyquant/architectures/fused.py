@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from polyquant.operations import Chain, Concat, Interleave, Operation, Same, Slice, Stack, Transpose, chain
+from polyquant.operations import Concat, Interleave, Operation, Slice, Stack, Transpose, chain, steps_of
 from polyquant.types import TensorMap
 
 __all__ = ["BLOCKS", "Fused", "Kind", "Part", "stacks_of"]
@@ -74,8 +74,7 @@ def _apart(tensor: TensorMap, count: int, *, alternate: bool, transposed: bool) 
 
     alternate: their rows alternate. transposed: [experts, in, out] becomes [experts, out, in].
     """
-    steps = tensor.op.steps if isinstance(tensor.op, Chain) else () if isinstance(tensor.op, Same) else (tensor.op,)
-    shape, sources = tensor.shape, tensor.sources
+    steps, shape, sources = steps_of(tensor.op), tensor.shape, tensor.sources
     if len(sources) == count * shape[0] > count and steps and steps[0] in (Stack(), Concat(0)):  # separate matrices
         shape = (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
         part = (shape[0], shape[1] // count, *shape[2:])

@@ -11,15 +11,20 @@ A move defines the way to GGUF and the shape of the Hugging Face tensor; the inv
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from polyquant.architectures.hyper import Hyper
+from polyquant.errors import InputError
 from polyquant.operations import SAME, Operation, Slice, Transpose, chain
-from polyquant.types import Shape
+from polyquant.types import Shape, Weight
 
-__all__ = ["Experts", "Make", "Move", "halves", "rows_together"]
+__all__ = ["Experts", "Make", "Move", "halves", "in_order", "numbered", "rows_together"]
+
+_NUMBER = re.compile(r"(?<=\.)[0-9]{1,5}(?=\.)")
 
 Make: TypeAlias = Callable[[Hyper, Shape], Operation]
 """(hyper, shape of one source) -> the operation on it."""
@@ -94,6 +99,37 @@ def halves(
 def rows_together(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
     """Concatenate the rows of all targets: a `before` of a Move."""
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+@lru_cache(maxsize=8192)
+def numbered(inside: str) -> tuple[str, int]:
+    """Return a name inside a layer with {e} for the expert, and its number: all layers share these names."""
+    number = _NUMBER.search(inside)
+    if number is None:
+        return inside, 0
+    return f"{inside[: number.start()]}{{e}}{inside[number.end() :]}", int(number[0])
+
+
+def in_order(found: Mapping[int, Weight], hyper: Hyper, file: object, where: str = "") -> list[Weight]:
+    """Return the tensors of all experts in order. where: added to the number of a missing one, e.g. " of layer 3".
+
+    Raises InputError if some are missing or exceed the configured count.
+    """
+    experts = hyper.more.get("experts")
+    count = experts if isinstance(experts, int) and experts else max(found) + 1
+    missing = [e for e in range(count) if e not in found]
+    first = next(iter(found.values())).name
+    if missing:
+        raise InputError(
+            f"expert {missing[0]}{where} is missing" + (f", and {len(missing) - 1} more" if len(missing) > 1 else ""),
+            file=file,
+            tensor=first,
+            expected=f"{count} experts",
+            found=len(found),
+        )
+    if len(found) > count:
+        raise InputError("more experts than configured", file=file, tensor=first, expected=count, found=len(found))
+    return [found[e] for e in range(count)]
 
 
 def _transposed(shape: Shape) -> Shape:

@@ -10,7 +10,6 @@ qwen3_5.py, llama4.py and granitemoe.py (which has Mixtral's names w1, w2, w3).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,27 +19,26 @@ import numpy as np
 from polyquant.architectures.find import of_config
 from polyquant.architectures.fused import Kind, Part, stacks_of
 from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.moves import in_order, numbered
 from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError
 from polyquant.operations import (
     SAME,
-    Chain,
     Concat,
     Matrix,
     Operation,
     Reshape,
     Rows,
-    Same,
     Slice,
     Stack,
     Transpose,
     chain,
+    steps_of,
 )
 from polyquant.types import TensorMap, Weight
 
-__all__ = ["fused_maps", "has_separate", "separate_maps", "separated"]
+__all__ = ["first_separate", "fused_maps", "separate_maps", "separated"]
 
-_EXPERT = re.compile(r"(?<=\.)[0-9]{1,5}(?=\.)")
 _KINDS: tuple[Kind, ...] = ("weight", "bias")
 _BOTH = "ffn_gate_up_exps.weight"
 
@@ -70,10 +68,10 @@ def _entry(stack: TensorMap, expert: int) -> TensorMap:
     shape = stack.shape[1:]
     if stack.op == Stack():
         return replace(stack, sources=stack.sources[expert : expert + 1], shape=shape, op=SAME)
-    steps = stack.op.steps if isinstance(stack.op, Chain) else (stack.op,)
-    inner = [replace(s, axis=s.axis - 1) if isinstance(s, Slice) and s.axis > 0 else s for s in steps]
-    if not all(isinstance(s, Transpose | Same) or (isinstance(s, Slice) and s.axis > 0) for s in steps):
+    steps = steps_of(stack.op)
+    if not all(isinstance(s, Transpose) or (isinstance(s, Slice) and s.axis > 0) for s in steps):
         return replace(stack, shape=shape, op=chain(stack.op, Matrix(expert)))
+    inner = (replace(s, axis=s.axis - 1) if isinstance(s, Slice) else s for s in steps)
     return replace(stack, shape=shape, op=chain(Matrix(expert), *inner))
 
 
@@ -90,10 +88,11 @@ class _Place:
     kind: Kind
 
 
-def has_separate(names: Iterable[str], record: Architecture) -> bool:
-    """True if some names are those of separate experts where transformers has fused ones."""
+def first_separate(names: Iterable[str], record: Architecture) -> str | None:
+    """Return the first name of a separate expert where transformers has fused ones, None if there is none."""
     templates = _templates(record)
-    return any(_place(name, record, templates) is not None for name in names) if templates else False
+    found = (name for name in names if _place(name, record, templates) is not None)
+    return next(found, None) if templates else None
 
 
 def separate_maps(
@@ -172,15 +171,7 @@ def _found(weights: Sequence[Weight], record: Architecture, hyper: Hyper, file: 
     for weight in weights if templates else ():
         if (found := _place(weight.name, record, templates)) is not None:
             out.setdefault(found[0], {})[found[1]] = weight
-    count = hyper.more.get("experts")
-    for experts in out.values():
-        wanted = count if isinstance(count, int) and count else max(experts) + 1
-        if set(experts) != set(range(wanted)):
-            missing = next((e for e in range(wanted) if e not in experts), None)
-            lost = "more experts than configured" if missing is None else f"expert {missing} is missing"
-            name = next(iter(experts.values())).name
-            raise InputError(lost, file=file, tensor=name, expected=f"{wanted} experts", found=len(experts))
-    return {place: [experts[e] for e in range(len(experts))] for place, experts in out.items()}
+    return {place: in_order(experts, hyper, file) for place, experts in out.items()}
 
 
 def _templates(record: Architecture) -> dict[str, tuple[Part, Kind]]:
@@ -195,8 +186,7 @@ def _place(name: str, record: Architecture, templates: Mapping[str, tuple[Part, 
     """Part and expert of a tensor, None for one that is not of a separate expert."""
     if ".experts." not in name or (within := record.names.within(name)) is None:
         return None
-    number = _EXPERT.search(within[1])
-    if number is None:
-        return None
-    found = templates.get(f"{within[1][: number.start()]}{{e}}{within[1][number.end() :]}")
-    return None if found is None else (_Place(within[0], name.removesuffix(f".{within[1]}"), *found), int(number[0]))
+    layer, inside = within
+    template, expert = numbered(inside)
+    found = templates.get(template)
+    return None if found is None else (_Place(layer, name.removesuffix(f".{inside}"), *found), expert)

@@ -11,12 +11,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from polyquant.architectures.changes import PairedRows
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.mlx import mlx_maps
-from polyquant.architectures.moves import Move
+from polyquant.architectures.moves import Move, in_order, numbered
 from polyquant.architectures.parts import parameters
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.separate_experts import fused_maps, separate_maps
@@ -27,7 +26,6 @@ from polyquant.types import Shape, TensorMap, Weight
 
 __all__ = ["Mapped", "gguf_maps", "hf_maps", "is_float_tensor", "usual_maps", "without_ones"]
 
-_NUMBER = re.compile(r"(?<=\.)[0-9]{1,5}(?=\.)")
 _LAYER = re.compile(r"blk\.([0-9]{1,5})\.(.+)")
 # Matrices that llama.cpp keeps in float32 regardless of the recipe: its kernels require it.
 _FLOAT_MATRICES = re.compile(
@@ -115,17 +113,8 @@ def _moved(record: Architecture, moves: dict[str, Move], weight: Weight) -> tupl
     layer, inside = place
     if (move := moves.get(inside)) is not None:
         return (layer, move, 0) if move.fits(weight.codec.name) else None
-    template, expert = _template(inside)
+    template, expert = numbered(inside)
     return None if (move := moves.get(template)) is None else (layer, move, expert)
-
-
-@lru_cache(maxsize=8192)
-def _template(inside: str) -> tuple[str, int]:
-    """Return a name inside a layer with {e} for the expert, and its number: all layers share these names."""
-    number = _NUMBER.search(inside)
-    if number is None:
-        return inside, 0
-    return f"{inside[: number.start()]}{{e}}{inside[number.end() :]}", int(number[0])
 
 
 def _single(weight: Weight, target: str, record: Architecture, hyper: Hyper, *, paired: bool) -> TensorMap:
@@ -170,24 +159,7 @@ def _complete(group: _Group, hyper: Hyper, file: object) -> list[Weight]:
     """Return the sources in expert order. Raises InputError if some are missing or exceed the configured count."""
     if not group.move.stacked:
         return [group.found[0]]
-    experts = hyper.more.get("experts")
-    count = experts if isinstance(experts, int) and experts else max(group.found) + 1
-    missing = [e for e in range(count) if e not in group.found]
-    first = next(iter(group.found.values())).name
-    if missing:
-        raise InputError(
-            f"expert {missing[0]} of layer {group.layer} is missing"
-            + (f", and {len(missing) - 1} more" if len(missing) > 1 else ""),
-            file=file,
-            tensor=first,
-            expected=f"{count} experts",
-            found=len(group.found),
-        )
-    if len(group.found) > count:
-        raise InputError(
-            "more experts than configured", file=file, tensor=first, expected=count, found=len(group.found)
-        )
-    return [group.found[e] for e in range(count)]
+    return in_order(group.found, hyper, file, f" of layer {group.layer}")
 
 
 # ---------------------------------------------------------------- GGUF -> Hugging Face

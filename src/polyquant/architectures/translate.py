@@ -21,7 +21,7 @@ from polyquant.architectures.find import by_name, known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.mlx import mlx_names
 from polyquant.architectures.record import Architecture
-from polyquant.architectures.separate_experts import has_separate
+from polyquant.architectures.separate_experts import first_separate
 from polyquant.architectures.tensors import gguf_maps, hf_maps, is_float_tensor, usual_maps
 from polyquant.errors import InputError, PlanError, UnknownNameError, UnsupportedError, printable
 from polyquant.gguf_values import string, u32
@@ -456,7 +456,7 @@ def usual_tensors(checkpoint: Checkpoint) -> tuple[TensorMap, ...]:
     Raises InputError for tensors that do not fit the configuration.
     """
     family = of_config(checkpoint.config)
-    if family is None or not (mlx_names(checkpoint, family) or has_separate(checkpoint, family)):
+    if family is None or not (mlx_names(checkpoint, family) or first_separate(checkpoint, family)):
         return tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
     return tuple(usual_maps(list(checkpoint.values()), family, _hyper(checkpoint, family), checkpoint.path))
 

@@ -19,12 +19,12 @@ functions.
 
 from polyquant.operations.axes import Concat, Interleave, Rows, Slice
 from polyquant.operations.base import SAME, Index, Operation, Same
-from polyquant.operations.chains import Chain, Joined, chain
+from polyquant.operations.chains import Chain, Joined, chain, steps_of
 from polyquant.operations.numbers import AddConstant, MinusExp, MinusLog, Multiply, MultiplyRows
 from polyquant.operations.shapes import Matrix, Reshape, Stack, Transpose
 
 __all__ = [
     "SAME", "AddConstant", "Chain", "Concat", "Index", "Interleave", "Joined", "Matrix", "MinusExp", "MinusLog",
     "Multiply", "MultiplyRows", "Operation", "Reshape", "Rows", "Same", "Slice", "Stack",
-    "Transpose", "chain",
+    "Transpose", "chain", "steps_of",
 ]  # fmt: skip

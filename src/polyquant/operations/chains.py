@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 from polyquant.operations.base import SAME, Array, Index, Operation, Same, Shape, matrix, refuse
 
-__all__ = ["Chain", "Joined", "chain"]
+__all__ = ["Chain", "Joined", "chain", "steps_of"]
 
 
 def chain(*steps: Operation) -> Operation:
     """Return the operations in sequence, simplified."""
-    flat = [
-        s for step in steps for s in (step.steps if isinstance(step, Chain) else (step,)) if not isinstance(s, Same)
-    ]
+    flat = [s for step in steps for s in steps_of(step) if not isinstance(s, Same)]
     return Chain(tuple(flat)) if len(flat) > 1 else flat[0] if flat else SAME
+
+
+def steps_of(op: Operation) -> tuple[Operation, ...]:
+    """Return the operations of which `chain` makes this one: none for the unchanged source."""
+    return op.steps if isinstance(op, Chain) else () if isinstance(op, Same) else (op,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from polyquant.analysis.consumers.model import Model, integer
 from polyquant.analysis.consumers.parallel import blocks
 from polyquant.analysis.consumers.record import Consumer, Program, rules_of, words
 from polyquant.architectures.find import of_config
-from polyquant.architectures.separate_experts import has_separate
+from polyquant.architectures.separate_experts import first_separate
 from polyquant.types import Finding
 
 __all__ = ["CONSUMER"]
@@ -202,10 +202,10 @@ def _check(model: Model, devices: int) -> Iterator[Finding]:
 def _experts(model: Model) -> Iterator[Finding]:
     """Separate experts of an architecture whose experts transformers fuses."""
     record = of_config(model.config or {})
-    for name, parts in model.quantized() if record is not None else ():
-        if record is not None and has_separate([f"{name}.weight"], record):
-            yield EXPERTS.finding("one matrix per expert", f"{name}.{min(parts)}")
-            return
+    stored = {f"{name}.weight": f"{name}.{min(parts)}" for name, parts in model.quantized()}
+    first = None if record is None else first_separate(stored, record)
+    if first is not None:
+        yield EXPERTS.finding("one matrix per expert", stored[first])
 
 
 def _unknown(model: Model) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from polyquant.architectures.fused import BLOCKS
 from polyquant.codecs.dtypes import BY_NUMPY
 from polyquant.codecs.float_forms import small_floats_of
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
@@ -27,7 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 METHOD = "mxfp4"
-BLOCKS, SCALES = "_blocks", "_scales"
+SCALES = "_scales"
 _EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 _FLOATS = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 """Modules that stay float in gpt-oss, as listed in its config.json."""

@@ -15,7 +15,7 @@ from polyquant.architectures.translate import to_hf, usual_tensors
 from polyquant.capabilities import HoldsBlocks, MaybeIntegers, Opaque, claims
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.integrations.transformers.smoothed import usual_names
-from polyquant.operations import Chain, Same, Transpose, chain
+from polyquant.operations import Same, Transpose, chain, steps_of
 from polyquant.rows import row_span
 from polyquant.runtime.derived import materialize
 from polyquant.runtime.identity import rounds_tokens
@@ -81,9 +81,8 @@ class ModelSource:
     def transposed(self, name: str) -> Weight | None:
         """Return the transpose of a matrix that is stored transposed, None for others."""
         tensor_map = self.maps[name]
-        op = tensor_map.op
-        steps = op.steps if isinstance(op, Chain) else (op,)
-        if not isinstance(steps[-1], Transpose):
+        steps = steps_of(tensor_map.op)
+        if not steps or not isinstance(steps[-1], Transpose):
             return None
         *stack, n, k = tensor_map.shape
         turned = replace(tensor_map, shape=(*stack, k, n), op=chain(*steps[:-1]))

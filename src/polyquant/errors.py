@@ -164,7 +164,8 @@ class UnknownNameError(PolyquantError, LookupError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
         known = sorted(known)
-        near = _near(name[: 2 * _NAME].lower(), [k for k in known if len(k) <= 2 * _NAME])
+        spelt = {k.lower(): k for k in known if len(k) <= 2 * _NAME}
+        near = [spelt[n] for n in _near(name[: 2 * _NAME].lower(), list(spelt))]
         suggestions = " or ".join(printable(n, _NAME) for n in near)
         if hint is None:
             hint = f"did you mean {suggestions}?" if near else f"known: {listed(known, _KNOWN)}" if known else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from polyquant.analysis import consumers, model_check, validate
 from polyquant.analysis.certification import codes as certificate
 from polyquant.analysis.integrity import findings as integrity
@@ -25,6 +23,5 @@ def explain(code: str) -> str:
     """Explain a finding: its meaning, its consequences, what to do. Raises UnknownNameError with close codes."""
     known = all_codes()
     if code.upper() not in known:
-        near = get_close_matches(code.upper()[:40], known, n=3)
-        raise UnknownNameError("finding", code, known, hint=f"did you mean {' or '.join(near)}?" if near else None)
+        raise UnknownNameError("finding", code, known)
     return known[code.upper()]

@@ -128,18 +128,21 @@ def _layer(exact: Model, model: Model, index: int, states: list[F32]) -> LayerEr
         missed += float(np.square(z - y, dtype=np.float64).sum())
         added += float(np.square(y - x, dtype=np.float64).sum())
         states[i] = y
-    names = [w.name for place in model.decoder.layers[index].places for w in place.linear.weights]
-    errors = dict(zip(names, (s.error for s in sums.values()), strict=True))
+    errors = dict(zip(_names(model, index), (s.error for s in sums.values()), strict=True))
     return LayerErrors(index, errors, float(np.sqrt(missed / added)) if added else 0.0)
 
 
 def _orders(exact: Model, model: Model, index: int) -> list[tuple[_Order, _Order]]:
     """Orders of the outputs of each linear, in both models, that make them alike: GGUF permutes rows of q and k."""
-    names = [[w.name for place in m.decoder.layers[index].places for w in place.linear.weights] for m in (exact, model)]
-    same: _Order = slice(None)
+    names = zip(_names(exact, index), _names(model, index), strict=True)
     if exact.checkpoint.naming == model.checkpoint.naming:
-        return [(same, same)] * len(names[0])
-    return [(_order(exact, model, b), _order(model, exact, a)) for a, b in zip(*names, strict=True)]
+        return [(slice(None), slice(None)) for _ in names]
+    return [(_order(exact, model, b), _order(model, exact, a)) for a, b in names]
+
+
+def _names(model: Model, index: int) -> list[str]:
+    """Names of a layer's matrices, in the order of their outputs."""
+    return [w.name for place in model.decoder.layers[index].places for w in place.linear.weights]
 
 
 def _order(own: Model, other: Model, name: str) -> _Order:

@@ -12,10 +12,11 @@ from typing import Any
 from polyquant import registry
 from polyquant.architectures.index import CLASSES, NAMES, TYPES
 from polyquant.architectures.record import Architecture
-from polyquant.errors import printable
+from polyquant.errors import InputError, printable
+from polyquant.storage.locations import is_remote
 from polyquant.types import Checkpoint
 
-__all__ = ["by_name", "known", "of_config", "of_metadata", "other_name"]
+__all__ = ["by_name", "known", "of_config", "of_metadata", "other_name", "refuse_single_file"]
 
 
 def _installed() -> tuple[Architecture, ...]:
@@ -102,3 +103,15 @@ def _of_config(records: Sequence[Architecture], config: Mapping[str, Any]) -> Ar
 def _present(value: object) -> bool:
     """True for an entry that is present and not zero: a model with 0 experts has none."""
     return value is not None and not (isinstance(value, int | float) and value == 0)
+
+
+def refuse_single_file(checkpoint: Checkpoint) -> None:
+    """Raise InputError for one weight file of a folder that has a config.json: only the folder tells the model."""
+    path = checkpoint.path
+    if checkpoint.config or is_remote(path) or not path.is_file() or not (path.parent / "config.json").is_file():
+        return
+    raise InputError(
+        "is one file of a folder, whose config.json tells the model",
+        file=path,
+        hint=f"name the folder: {path.parent}",
+    )

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures import layer_numbers, pooling, rope_tensors, sampling_defaults
-from polyquant.architectures.find import by_name, known, of_config, of_metadata
+from polyquant.architectures.find import by_name, known, of_config, of_metadata, refuse_single_file
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.mlx import mlx_names
 from polyquant.architectures.record import Architecture
@@ -33,7 +33,7 @@ from polyquant.tokenizers import vocabulary
 from polyquant.tokenizers import writing as tokenizer_files
 from polyquant.types import F32, Checkpoint, Meta, Shape, TensorMap, Translation, Weight
 
-__all__ = ["float_config", "mismatches", "refuse_single_file", "to_gguf", "to_hf", "usual_tensors"]
+__all__ = ["float_config", "mismatches", "to_gguf", "to_hf", "usual_tensors"]
 
 _FLOAT_CODECS = frozenset({"f32", "f16", "bf16", "f64"})
 _COMPUTED = (
@@ -112,18 +112,6 @@ def to_gguf(
         constants=constants,
         warnings=tuple(warnings),
         unknown=tuple(unknown),
-    )
-
-
-def refuse_single_file(checkpoint: Checkpoint) -> None:
-    """Raise InputError for one weight file of a folder that has a config.json: only the folder tells the model."""
-    path = checkpoint.path
-    if checkpoint.config or is_remote(path) or not path.is_file() or not (path.parent / "config.json").is_file():
-        return
-    raise InputError(
-        "is one file of a folder, whose config.json tells the model",
-        file=path,
-        hint=f"name the folder: {path.parent}",
     )
 
 

@@ -6,7 +6,6 @@ import os
 
 import click
 
-from polyquant.analysis.validate import validate
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say
 from polyquant.errors import PlanError, PolyquantError, printable
@@ -67,6 +66,8 @@ def edit(
 
 def _found(path: str | os.PathLike[str]) -> set[tuple[str, str]]:
     """Code and message of what is wrong with the headers; nothing for a file that cannot be opened."""
+    from polyquant.analysis.validate import validate
+
     try:
         return {(f.code, printable(f.message)) for f in validate(path, headers=True) if f.severity is not Severity.NOTE}
     except (PolyquantError, OSError):

@@ -104,13 +104,13 @@ def sweep(
     SRC is a local model, usually a Hugging Face folder. Finished steps are never repeated: after a stop at any point
     the same command resumes.
     """
-    from polyquant.analysis.sweep.folder import JOURNAL
+    from polyquant.analysis.sweep.folder import begun
     from polyquant.analysis.sweep.run import outlook, run
     from polyquant.cli.slow_engine import note_slow_engine
 
     names = [name.strip() for words in recipes for name in words.split(",") if name.strip()]
     folder = work if work is not None else f"{Path(src).absolute().name.removesuffix('.gguf')}-sweep"
-    overwrite = overwrite or (Path(folder) / JOURNAL).is_file()  # the same command resumes, and replaces its page
+    overwrite = overwrite or begun(Path(folder))  # the same command resumes, and replaces its page
     wanted = _checked_output(output, overwrite) if not dry_run else None
     made = outlook(src, work=folder, recipes=names, **options)
     if dry_run and style == "json":

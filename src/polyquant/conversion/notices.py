@@ -37,10 +37,11 @@ def substitutes(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def rule_notices(rules: Sequence[Rule], facts: Facts, steps: Sequence[Step]) -> Iterator[str]:
-    """Yield a warning for each rule that matches no tensor, or only some experts of a stack."""
+    """Yield a warning for each rule that matches no tensor, vectors only, or some experts of a stack."""
     for rule in rules:
         flag = f"--rule {printable(f'{rule.match}={rule.codec}')}"
-        if not any(rule.named((s.map.target, *s.map.sources), facts) for s in steps):
+        hit = [s for s in steps if rule.named((s.map.target, *s.map.sources), facts)]
+        if not hit:
             wider = replace(rule, match=f"*{rule.match.strip('*')}*")
             named = [s.map.target for s in steps if wider.named((s.map.target, *s.map.sources), facts)]
             if named:  # a part of a name, as llama-quantize's --tensor-type takes it
@@ -49,7 +50,6 @@ def rule_notices(rules: Sequence[Rule], facts: Facts, steps: Sequence[Step]) -> 
             name = next((s.map.target for s in steps if not s.map.is_vector), "")
             yield f"{flag} matches no tensor; tensor names look like {printable(name)}"
             continue
-        hit = [s for s in steps if rule.named((s.map.target, *s.map.sources), facts)]
         if all(s.map.is_vector and s.target.name != rule.codec for s in hit):
             yield f"{flag} matches vectors only, which stay {hit[0].target.name}"
         partly = [

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sized
 from dataclasses import replace
 from typing import Any
 
-from polyquant.architectures.find import of_config, of_metadata
+from polyquant.architectures.find import of_config, of_metadata, refuse_single_file
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope_tensors import restored
-from polyquant.architectures.translate import refuse_single_file
 from polyquant.capabilities import HoldsBlocks, claims
 from polyquant.codecs.affine_forms import only_read
 from polyquant.errors import InputError, UnsupportedError

@@ -67,7 +67,7 @@ class Candidate:
     @property
     def family(self) -> str:
         """The key without the target size: measurements of a plan are shared by candidates of one family."""
-        return replace(self, options={k: v for k, v in self.options.items() if k != _BPW}).key
+        return self.without(_BPW).key
 
     def without(self, option: str) -> Candidate:
         """The same candidate without an option."""

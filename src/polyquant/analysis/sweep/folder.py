@@ -24,9 +24,9 @@ from polyquant.errors import PlanError, printable
 from polyquant.storage import journal as journals
 from polyquant.storage.renames import named, sync_folder
 
-__all__ = ["JOURNAL", "WorkPlace", "file_states"]
+__all__ = ["WorkPlace", "begun", "file_states"]
 
-JOURNAL, _REFERENCE = "journal", "reference"
+_JOURNAL, _REFERENCE = "journal", "reference"
 _VERSION = 1
 _WHAT = {
     "source": "the source", "text": "the text", "version": "the version of polyquant", "tokens": "--tokens",
@@ -55,7 +55,7 @@ class WorkPlace:
             path.mkdir()
         if not path.is_dir():
             raise PlanError("is not a folder", file=path, hint="choose another --work")
-        journal = path / JOURNAL
+        journal = path / _JOURNAL
         if any(path.iterdir()) and not _is_ours(journal):
             raise PlanError("the folder is not empty and is not of a sweep", file=path, hint="choose another --work")
         fd = os.open(journal, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
@@ -84,7 +84,7 @@ class WorkPlace:
                     _check(entry)
             except (KeyError, TypeError, ValueError, RecursionError) as problem:
                 raise PlanError(
-                    "the journal is not that of a sweep", file=self.path / JOURNAL, found=f"{problem}",
+                    "the journal is not that of a sweep", file=self.path / _JOURNAL, found=f"{problem}",
                     hint="choose another --work",
                 ) from None  # fmt: skip
             if entry is None:
@@ -109,7 +109,7 @@ class WorkPlace:
     def record(self, kind: str, **values: Any) -> None:
         """Append an entry and sync it. Raises OSError."""
         entry = {"kind": kind, **values}
-        with named(self.path / JOURNAL):
+        with named(self.path / _JOURNAL):
             journals.append(self._journal, **entry)
             os.fsync(self._journal)
         if kind == "sweep":
@@ -184,6 +184,11 @@ class WorkPlace:
                 (self.reference / name).unlink()
         with suppress(OSError):
             self.reference.rmdir()
+
+
+def begun(path: Path) -> bool:
+    """True for the work folder of a sweep that began before."""
+    return _is_ours(path / _JOURNAL)
 
 
 def _is_ours(journal: Path) -> bool:

@@ -51,11 +51,11 @@ def forecasts(
     source: str, candidates: Sequence[Candidate], tokens: int, threads: int | None
 ) -> tuple[list[Forecast], Speed]:
     """Plan every candidate. tokens: of the evaluation. Returns the forecasts and the speed of this machine."""
-    candidates, plans = zip(*(_planned(source, c) for c in candidates), strict=True) if candidates else ((), ())
-    speed = measure_speed([s for p in plans if isinstance(p, Plan) for s in p.steps])
+    plans = [_planned(source, c) for c in candidates]
+    speed = measure_speed([s for _, p in plans if isinstance(p, Plan) for s in p.steps])
     count = min(threads or cores(), cores())
     out = []
-    for candidate, made in zip(candidates, plans, strict=True):
+    for candidate, made in plans:
         if isinstance(made, str):
             out.append(Forecast(candidate, refused=made))
             continue

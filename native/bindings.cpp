@@ -72,7 +72,7 @@ FiveSums sums(Vector a, Vector b) {
   return five(error_sums(a.data(), b.data(), a.shape(0)));
 }
 
-// Of two types with kernels; None without them, or if the weights of one are no whole blocks of the other.
+// Of two types with kernels; None without them, or if the weights of one do not fill blocks of the other.
 std::optional<FiveSums> stored_sums_py(const std::string& a, const std::string& b, Bytes data_a, Bytes data_b) {
   const BlockKernel *x = find_block_kernel(a), *y = find_block_kernel(b);
   if (!x || !x->dequantize || !y || !y->dequantize) return std::nullopt;

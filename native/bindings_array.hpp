@@ -24,7 +24,7 @@ struct Array : nanobind::ndarray<Args...> {
 
 }  // namespace polyquant
 
-// As for an array of another type: copied where the argument may be converted, otherwise a TypeError.
+// As for an array of a different type: copied where the argument may be converted, otherwise a TypeError.
 template <class... Args>
 struct nanobind::detail::type_caster<polyquant::Array<Args...>> {
   using Base = type_caster<ndarray<Args...>>;

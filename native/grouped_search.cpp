@@ -308,7 +308,7 @@ PQ_INLINE Grids better(const Grids& a, const Grids& b, Signed first) {
   return {first ? a.scale() : b.scale(), first ? a.offset() : b.offset(), first ? a.bias() : b.bias()};
 }
 
-// errors: errors_of<T> as a function of its own, in which GCC keeps the sums in registers.
+// errors: errors_of<T> as a separate function, in which GCC keeps the sums in registers.
 template <class T, auto errors>
 PQ_INLINE Grids searched_tile(const float* w, const float* v, size_t size, const GridSearch& how, float low,
                               float high) {

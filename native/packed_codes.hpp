@@ -66,7 +66,7 @@ PQ_INLINE float half_at(const uint8_t* p) {
 template <int stride>
 PQ_INLINE F8 halves8(const uint8_t* b) {
 #if defined(__AVX512BW__)
-  // Of such blocks the fields lie in 64 bytes from b and 64 from block 4.
+  // Of such blocks the fields are in 64 bytes from b and 64 from block 4.
   if constexpr (stride % 2 == 0 && stride >= 16 && stride <= 20) {
     constexpr auto at = [](int i) { return short(i < 4 ? i * stride / 2 : 32 + (i - 4) * stride / 2); };
     const __m512i which =

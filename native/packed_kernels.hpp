@@ -32,7 +32,7 @@ template <class T>
   requires(T::lanes > 0)
 constexpr size_t kLanes<T> = T::lanes;
 
-// Every offset is -kCentre * d; 0: offsets are of their own.
+// Every offset is -kCentre * d; 0: offsets are separate.
 template <class T>
 constexpr int kCentre = 0;
 template <class T>

@@ -7,7 +7,7 @@
 
 constexpr size_t kPanelRows = 8;
 
-// How the codes of a panel are stored.
+// Layout of the codes of a panel.
 struct PanelForm {
   int centre;   // w = d * (code - centre) + m
   bool offset;  // whether there is an m
@@ -158,7 +158,7 @@ void multiply_many(const PackedMatrix& w, size_t first, size_t last, const Activ
           alignas(64) float out[kPanelRows * kLaneWidth];
           const LaneVector x(a, vector);
           const size_t token = vector * kLaneWidth;
-          for (size_t t = token; t < a.tokens && t < token + kLaneWidth; ++t)  // each on a page of its own
+          for (size_t t = token; t < a.tokens && t < token + kLaneWidth; ++t)  // each on a separate page
             __builtin_prefetch(y + t * stride + row_of<T>(w, v), 1);
           std::memset(out, 0, sizeof out);
           tile_of<T::sub, wide>(room + i * units, form, units, x, a.tokens - token, out);

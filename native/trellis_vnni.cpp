@@ -1,5 +1,5 @@
 // Trellis-coded matrices with AVX-512 VNNI and VBMI: sixteen values of the stream at a time. Compiled with its own
-// flags. The sums are those of trellis_avx2.cpp, bit for bit; what is not here is taken from there.
+// flags. The sums are those of trellis_avx2.cpp, bit for bit; functions that are not here are taken from there.
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 

@@ -1,4 +1,4 @@
-"""Write docs/howto: a page for each pair of formats, with what a conversion does to each codec.
+"""Write docs/howto: a page for each pair of formats, with the effect of a conversion on each codec.
 
 PYTHONPATH=src python scripts/howto_pages.py
 
@@ -49,7 +49,7 @@ _EXPLAINED = """\
 | class | the values | allowed |
 |---|---|---|
 | copied | equal: the bytes are moved | always |
-| equal codes | equal codes in another layout; at most a scale or a float is rounded, which is reported | always |
+| equal codes | equal codes in a different layout; at most a scale or a float is rounded, which is reported | always |
 | dequantized | those of the source, rounded to the float type | always |
 | quantized | floats to codes; the error of each tensor is measured and printed | with a recipe, a codec or `--bits` |
 | requantized | codes to other codes; the error is measured and printed | only with `--requantize` |
@@ -200,7 +200,7 @@ def _options(target: str) -> str:
     kind = registry.format_named(target)
     cls = getattr(kind, "target_options", None)
     flags = [f"| `{o.flag}` | {o.help} |" for o in options_of(cls).values() if o.flag] if cls else []
-    return "\n".join(("| option | effect |", "|---|---|", *flags)).replace("<", r"\<") if flags else "None of its own."
+    return "\n".join(("| option | effect |", "|---|---|", *flags)).replace("<", r"\<") if flags else "None."
 
 
 def _page(models: list[tuple[str, Path]], source: str, target: str) -> str:
@@ -263,7 +263,7 @@ def pages() -> dict[str, str]:
         rows.append(f"| {titles[source]} | " + " | ".join(cells) + " |")
     toctree = "\n".join(f"* [{titles[s]} to {titles[t]}]({s}-to-{t}.md)" for s in names for t in targets)
     out["README.md"] = (
-        "# Conversions between formats\n\nEach cell counts the codecs of the source by what happens to them without "
+        "# Conversions between formats\n\nEach cell counts the codecs of the source by the effect on them without "
         "options, and links to a page.\n\n"
         + "\n".join(rows)
         + f"\n\n## Classes\n\n{_EXPLAINED}\n## Pages\n\n{toctree}\n"

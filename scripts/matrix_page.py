@@ -24,7 +24,7 @@ Written by `scripts/matrix_page.py` from the same rules that a conversion follow
 the table, `--format json` the reasons, and for a few codecs the sentences). A test packs all codes, with scales and
 zero points of every kind, and compares each cell with the conversion (`tests/analysis/test_matrix.py`).
 
-Rows are sources, columns targets. A packing stands for its family; groups of 32 show what blocks of ggml can hold.
+Rows are sources, columns targets. A packing represents its family; groups of 32 show what blocks of ggml can hold.
 
 | symbol | codes | scales |
 |---|---|---|

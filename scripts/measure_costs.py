@@ -1,4 +1,4 @@
-"""Measure what each codec costs on this machine and write src/polyquant/conversion/cost_table.py.
+"""Measure the cost of each codec on this machine and write src/polyquant/conversion/cost_table.py.
 
     python scripts/measure_costs.py
 

@@ -55,7 +55,7 @@ def _is_bar(output: nbformat.NotebookNode) -> bool:
 
 
 def comparable(book: nbformat.NotebookNode) -> list[str]:
-    """One line per output line, without what may differ."""
+    """One line per output line, without the parts that may differ."""
     return [line for cell in book.cells if cell.cell_type == "code" for line in _lines(cell)]
 
 
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
         changes = list(difflib.unified_diff(comparable(stored), comparable(book), path.name, "now", lineterm="", n=1))
         if changes:
             wrong = 1
-            print(*changes, "run scripts/run_notebooks.py and look at the outputs", sep="\n")
+            print(*changes, "run scripts/run_notebooks.py and check the outputs", sep="\n")
     return wrong
 
 

@@ -227,7 +227,7 @@ def one_matrix(weights: Sequence[Weight], op: Operation) -> tuple[Sequence[Weigh
 
 
 def parted(codec: Codec, shape: Shape) -> bool:
-    """True for a stack of small floats whose matrices have scales of their own."""
+    """True for a stack of small floats whose matrices have separate scales."""
     if codec.row_sliced or len(shape) != 3 or not claims(codec, CutsParts):  # type: ignore[type-abstract]
         return False
     lines = max(codec.lines.values())

@@ -5,8 +5,8 @@
     tokenizer    the same vocabulary, merges, special tokens, splitting and templates
     logits       if both models run, their outputs on a short text agree
 
-What differs is a finding with a code and its most likely cause. The certificate lists everything that was compared, and
-the SHA-256 of all files.
+Each difference is a finding with a code and its most likely cause. The certificate lists everything that was compared,
+and the SHA-256 of all files.
 """
 
 from __future__ import annotations

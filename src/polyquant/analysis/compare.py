@@ -36,7 +36,7 @@ __all__ = ["Comparison", "Named", "TensorComparison", "compare", "compare_checkp
 _BLOCK = 1 << 20
 
 Named = tuple[dict[str, Side], dict[str, Side]]
-"""The tensors of two checkpoints, named alike."""
+"""The tensors of two checkpoints, with the same names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def _in_order(names: Sequence[str], left: Mapping[str, Side], right: Mapping[str
 
 
 def sides(a: Checkpoint, b: Checkpoint) -> Named:
-    """Return the tensors of both, named alike: as stored, or by GGUF's names if they have different schemes.
+    """Return the tensors of both, with the same names: as stored, or by GGUF's names if they have different schemes.
 
     Folders of one model with different names (stacked, fused or separate experts) have those of transformers.
     """

@@ -1,6 +1,6 @@
 """Checks and comparisons of headers and small files alone: the data of tensors is not read.
 
-For models behind a URL, of which only a few ranges are then fetched, and for a first look at large local ones.
+For models at a URL, of which only a few ranges are then fetched, and for a first look at large local ones.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _layer(exact: Model, model: Model, index: int, states: list[F32]) -> LayerEr
 
 
 def _orders(exact: Model, model: Model, index: int) -> list[tuple[_Order, _Order]]:
-    """Orders of the outputs of each linear, in both models, that make them alike: GGUF permutes rows of q and k."""
+    """Orders of the outputs of each linear, in both models, that make them equal: GGUF permutes rows of q and k."""
     names = zip(_names(exact, index), _names(model, index), strict=True)
     if exact.checkpoint.naming == model.checkpoint.naming:
         return [(slice(None), slice(None)) for _ in names]

@@ -151,7 +151,7 @@ def _joined(pairs: Sequence[Weight]) -> Operation:
 
 
 def _pairs(found: Mapping[_Place, Sequence[Weight]], kind: Kind, file: object) -> dict[tuple[int, str], list[Weight]]:
-    """(layer, stem) -> gate and up of each expert in turn. Raises InputError if only one of them is there."""
+    """(layer, stem) -> gate and up of each expert in turn. Raises InputError if only one of them exists."""
     parts = {
         part: {(p.layer, p.stem): w for p, w in found.items() if (p.part, p.kind) == (part, kind)}
         for part in ("gate", "up")

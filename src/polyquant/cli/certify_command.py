@@ -55,7 +55,7 @@ def certify(
     """Check that TARGET computes what SOURCE does, however it was converted.
 
     Compares every block of every tensor within the error of its codec, hyper-parameters, tokenizer and logits, and
-    names what differs. Exit 0: certified, 1: not certified, 2: cannot be read.
+    names the differences. Exit 0: certified, 1: not certified, 2: cannot be read.
     """
     if output is not None:
         refuse_output(output)

@@ -65,7 +65,7 @@ def edit(
 
 
 def _found(path: str | os.PathLike[str]) -> set[tuple[str, str]]:
-    """Code and message of what is wrong with the headers; nothing for a file that cannot be opened."""
+    """Code and message of each error in the headers; nothing for a file that cannot be opened."""
     from polyquant.analysis.validate import validate
 
     try:

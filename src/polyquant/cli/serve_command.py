@@ -66,7 +66,7 @@ Python:
 @click.option("--parallel", type=click.IntRange(1, 256), metavar="N",
               help="Answers generated at once per model.  [default: 4 per thread]")  # fmt: skip
 @click.option("--max-memory", metavar="SIZE",
-              help="Limit of all caches, e.g. 4GB.  [default: half of what is available]")  # fmt: skip
+              help="Limit of all caches, e.g. 4GB.  [default: half of the available memory]")  # fmt: skip
 @click.option("--max-body", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="BYTES",
               help="Maximum size of a request body.")  # fmt: skip
 @click.option("--log", metavar="FILE", help="Append a line of JSON per request to FILE; -: stdout.")

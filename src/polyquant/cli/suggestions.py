@@ -22,12 +22,12 @@ _OTHER_OPTIONS = {
     "--outtype": "--codec", "--outfile": "the target is the second argument", "--imatrix": "--importance",
     "--n-predict": "--max-tokens", "--repeat-penalty": "--repetition-penalty", "--temp": "--temperature",
 }  # fmt: skip
-"""Option of llama.cpp's programs -> what it is here."""
+"""Option of llama.cpp's programs -> the option here."""
 _EXTRA = re.compile(r"Got unexpected extra argument \((\w+)\)")
 
 
 def suggest(problem: click.ClickException) -> click.ClickException:
-    """The usage error with what may have been meant."""
+    """The usage error with the probable correction."""
     context = getattr(problem, "ctx", None)
     if context is None:
         return problem

@@ -171,7 +171,7 @@ def same_floats(weight: Weight, target: Codec) -> bool:
 def as_ggml(weights: Sequence[Weight], op: Operation) -> Codec | None:
     """The ggml type that holds the codes of all weights; None if there is none. Reads their scales.
 
-    A stack of matrices with scales of their own keeps one for each.
+    A stack of matrices with separate scales keeps one for each.
     """
     types = [_ggml_type(w) for w in weights]
     first = types[0]
@@ -207,7 +207,7 @@ def for_stack(codec: Codec, shape: Shape) -> Codec:
 
 
 def stacks(target: Codec, op: Operation, shape: Shape) -> bool:
-    """True if matrices [N, K] become one stack in which each keeps a scale of its own."""
+    """True if matrices [N, K] become one stack in which each keeps its scale."""
     return isinstance(op, Stack) and isinstance(target, ScaledNvfp4) and len(shape) == 2 and target.rows == shape[0]
 
 

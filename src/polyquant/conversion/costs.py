@@ -25,7 +25,7 @@ _MEASURE = 350
 _FEEDBACK = 70
 """Per weight and input of a calibrated search."""
 _REPACK = 1500
-"""Per weight: equal codes in another layout."""
+"""Per weight: equal codes in a different layout."""
 _OTHER = (20_000, 500)
 """A codec that is not in the table, such as a plugin's."""
 

@@ -1,7 +1,7 @@
 """The working memory of a conversion: an estimate for each step, and the limit that `max_memory` sets.
 
-The working memory consists of the row blocks and tensors in progress, and of what a calibration holds. The program with
-its libraries, the headers and the plan come on top; they are measured, not estimated.
+The working memory consists of the row blocks and tensors in progress, and of the statistics of a calibration. The
+program with its libraries, the headers and the plan come on top; they are measured, not estimated.
 """
 
 from __future__ import annotations

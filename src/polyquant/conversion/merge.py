@@ -178,7 +178,7 @@ def _state(state: tuple[int, int] | None) -> str:
 
 @contextmanager
 def _opened(work: WorkFolder, job: Job) -> Iterator[list[int]]:
-    """Descriptors of the job's files. Raises PlanError if one is missing, foreign or of another size."""
+    """Descriptors of the job's files. Raises PlanError if one is missing, foreign or of a different size."""
     with ExitStack() as stack:
         fds = []
         for name, size in zip(job.files, job.sizes, strict=True):

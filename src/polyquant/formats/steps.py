@@ -165,7 +165,7 @@ def _apart(stack: TensorSpec) -> bool:
 
 
 def stacks_parts(step: Step) -> bool:
-    """True for a step that makes a stack of small floats, each matrix with scales of its own, of matrices."""
+    """True for a step that makes a stack of small floats, each matrix with separate scales, of matrices."""
     if not isinstance(step.map.op, Stack) or step.streams or step.map.ternarize or step.cut is not None:
         return False
     readable = all(s.codec.row_sliced or claims(s.codec, CutsParts) for s in step.sources)  # type: ignore[type-abstract]

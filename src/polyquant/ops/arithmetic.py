@@ -2,7 +2,8 @@
 
 `polyquant run` takes whatever sums are fastest: they depend on the instruction set and on the BLAS in their last bits.
 Calibration runs the model `with defined_order():`, so that equal inputs give equal codes everywhere. The references in
-ops/ are written with the functions below; in this block they replace the native kernels whose sums have another order.
+ops/ are written with the functions below; in this block they replace the native kernels whose sums have a different
+order.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Each has a defined order of IEEE operations: numpy references, and native counte
     product    sum over k in ascending order, in float64, rounded to float32 once. A product of two float32 is exact in
                float64, so a fused addition gives the same
     cholesky   l_ij = (h_ij - sum over ascending k < j of l_ik l_jk) / l_jj in float64: multiply, round, subtract
-    functions  polynomials in float64 without fused operations. numpy's own use whatever the processor has, and their
-               last bit differs.
+    functions  polynomials in float64 without fused operations. numpy's use all instructions of the processor, and
+               their last bit differs.
 
 Sums along an axis are numpy's: its pairwise order is the same on every processor.
 """

@@ -107,7 +107,7 @@ def engine(which: Literal["native", "numpy"]) -> Iterator[None]:
 @contextmanager
 def joint_rows() -> Iterator[None]:
     """Products of this thread are of tokens of different sequences: three and four need not have the bits of one token,
-    and are faster in another order of sums. Not for passes that must have the bits of single steps.
+    and are faster in a different order of sums. Not for passes that must have the bits of single steps.
     """
     before = _native.set_joint_rows(True) if _native is not None else False
     try:

@@ -114,7 +114,7 @@ def _without(text: str, *, start: str = "", end: str = "") -> str:
 
 
 def _between(text: str, marks: Sequence[str]) -> list[str]:
-    """The strings before, between and after the marks. Raises _UnfitError unless each is there once, in order."""
+    """The strings before, between and after the marks. Raises _UnfitError unless each occurs once, in order."""
     out = []
     for mark in marks:
         before, found, text = text.partition(mark)

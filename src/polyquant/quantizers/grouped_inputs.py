@@ -36,7 +36,7 @@ _SWEEPS = 2
 def quantize_for(traits: Integers, w: F32, hessian: F32 | None) -> Affine:
     """Quantize w [N, K] with the least error on the inputs of its layer. hessian: mean of x x^T, [K, K].
 
-    Without a usable Hessian the diagonal of it weights the columns. Raises CodecError for one of another size.
+    Without a usable Hessian the diagonal of it weights the columns. Raises CodecError for a different size.
     """
     k = w.shape[1]
     if hessian is None:

@@ -190,7 +190,7 @@ class Batch:
         return job.length <= job.reserved or self._reserve(job, job.reserved + _GROWTH)
 
     def _reserve(self, job: Job, tokens: int) -> bool:
-        """Reserve memory for so many tokens of a job, if it is free or the job is the oldest one."""
+        """Reserve memory for N tokens of a job, if it is free or the job is the oldest one."""
         tokens = min(tokens, self.context)
         size = self.decoder.cache_bytes(tokens)
         oldest = not self._running or self._running[0] is job

@@ -59,7 +59,7 @@ def generate_batch(
     """Return an iterator over the answers, in the order in which they end.
 
     sampling: answer i uses the seed `sampling.seed + i`. parallel: answers computed at once, by default 4 per thread of
-    the kernels. memory: limit of all caches in bytes, by default half of what is available; see runtime/batch.py.
+    the kernels. memory: limit of all caches in bytes, by default half of the available memory; see runtime/batch.py.
 
     The other options are those of `generate`. Raises InputError, UnsupportedError, before any work for invalid prompts
     and options.

@@ -39,7 +39,7 @@ _SECONDS = 1.0
 """Processor time to compile a schema; usual ones take milliseconds."""
 _MEMORY = 512 << 20
 _STACK = 1 << 20
-"""Bytes of stack to compile a schema, an eighth of what a thread has."""
+"""Bytes of stack to compile a schema, an eighth of a thread's."""
 _CHILD = Path(__file__).with_name("grammar_child.py")
 _MAX_STATES = 50_000
 """States of the automaton of the lexer, of at most 2 kB each."""

@@ -34,7 +34,7 @@ INPUTS = -1
 
 
 class LayerCache(Protocol):
-    """What a decoder layer uses of the cache: that of one sequence (KVCache) or of several (runtime/joint_cache.py)."""
+    """The cache as a decoder layer uses it: of one sequence (KVCache) or of several (runtime/joint_cache.py)."""
 
     passing: Passing
 

@@ -23,7 +23,7 @@ __all__ = ["Window", "halves", "sliding"]
 
 
 _LEAST = 64
-"""Tokens below which a perplexity says nothing, so that no stride is suggested."""
+"""Tokens below which a perplexity is meaningless, so that no stride is suggested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Exclusive use of work folders: runs that start on a target claim theirs, one at a time, and remove abandoned ones.
 
-A run takes over the folder of its own job and removes those of other jobs. It refuses while another run is using one,
+A run takes over the folder of its job and removes those of other jobs. It refuses while another run is using one,
 and while parts of a job (storage/parts.py) wait to be merged: they may be the work of many machines.
 """
 

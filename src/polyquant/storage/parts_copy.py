@@ -139,7 +139,7 @@ def _place(block: journals.Block) -> tuple[int, int]:
 
 @contextmanager
 def _files(folder: Path, job: Job, flags: int) -> Iterator[Files]:
-    """A job's files in a folder. Raises OSError, InputError for a file of another size."""
+    """A job's files in a folder. Raises OSError, InputError for a file of a different size."""
     with ExitStack() as stack:
         files = []
         for name, size in zip(job.files, job.sizes, strict=True):

@@ -41,7 +41,7 @@ Raises PlanError if it must not be replaced.
 _CHECK_AT_ONCE = 1 << 24
 _WRITE_AT_ONCE = 1 << 30  # macOS refuses 2 GiB and more, Linux writes less
 _SYNC_EVERY = 1 << 26
-"""Bytes after which they are sent to disk, beside the conversion: less is left for the sync at the end."""
+"""Bytes after which they are sent to disk, during the conversion: less is left for the sync at the end."""
 
 
 class ForeignFileError(Exception):

@@ -1,4 +1,4 @@
-"""The causes that a wrong tensor may have, as values. report.py turns them into findings."""
+"""The causes that a wrong tensor may have, as values. report.py makes findings of them."""
 
 from __future__ import annotations
 

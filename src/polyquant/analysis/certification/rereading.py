@@ -1,5 +1,5 @@
-"""Read a tensor's bytes in another way: as another type of the same size, in the other byte order, in another layout of
-ternary codes.
+"""Read a tensor's bytes in another way: as another type of the same size, in the other byte order, in a
+different layout of ternary codes.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Pair:
 
 
 def pair_up(source: Checkpoint, target: Checkpoint, *, translate_both: bool = False) -> Pair:
-    """Name the tensors of both sides alike. translate_both: use GGUF's names although both are folders.
+    """Give the tensors of both sides the same names. translate_both: use GGUF's names although both are folders.
 
     Raises PolyquantError for a checkpoint that does not fit its configuration.
     """

@@ -44,7 +44,7 @@ def fp8_settings(rule: Rule, model: Model, settings: Mapping[str, Any]) -> Itera
 
 
 def block_parts(rule: Rule, model: Model, *, last: bool) -> Iterator[Finding]:
-    """Parts of joined layers whose rows do not fill blocks. last: whether the last part must do so too."""
+    """Parts of joined layers whose rows do not fill blocks. last: whether the last part must fill them too."""
     size = blocks(model)
     for name, rows in fused_rows(model, size[0], last=last) if size else ():
         yield rule.finding(f"{rows} rows, in blocks of {size[0] if size else 0}", f"{name}.weight")

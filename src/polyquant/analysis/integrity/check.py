@@ -31,7 +31,7 @@ _LISTS = ("sha256sums", "sha256sums.txt", "sha256sum.txt")
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The checksums next to a model: at most one record, SHA-256 lists by path, and what could not be read."""
+    """The checksums next to a model: at most one record, SHA-256 lists by path, and files that could not be read."""
 
     record: Checksums | None = None
     lists: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)

@@ -22,8 +22,8 @@ skipped. -0 and +0 are the same scale.
 
 Equal: bf16 in safetensors, .bin and GGUF; little- and big-endian GGUF; one file or shards; I2_S of x86 and ARM, TL1,
 TL2, and tq2_0 if half precision holds the scale; mxfp4 in both block orders; EXL3 and Trellis with the same codes.
-Different: the same values in another dtype (norms are bf16 in Hugging Face folders and f32 in GGUF); permuted rows (q
-and k of Llama); merged or split tensors; q8_0 blocks and affine codes, although they convert without loss.
+Different: the same values in a different dtype (norms are bf16 in Hugging Face folders and f32 in GGUF); permuted rows
+(q and k of Llama); merged or split tensors; q8_0 blocks and affine codes, although they convert without loss.
 
 The digest `stored` covers the parts as they are stored: bytes that do not change a weight, such as padding.
 """

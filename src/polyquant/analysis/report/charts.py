@@ -60,7 +60,7 @@ _SIDES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Offset of a label from its point, the preferred ones first."""
 _EXACT = 1e-6
-"""Errors and divergences up to this are those of equal weights; they lie on the lower edge, not decades below."""
+"""Errors and divergences up to this are those of equal weights; they are on the lower edge, not decades below."""
 _LABEL, _MARGIN = 180, 24
 _TITLE = 44
 """Most characters of a histogram's title."""

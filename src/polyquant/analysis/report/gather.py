@@ -128,7 +128,7 @@ def gather(
     seen: Seen = lambda candidate: None,
 ) -> Overview:
     """Compare each of `others` with the reference. text: evaluate all on it, with at most `tokens` tokens; histograms:
-    number of tensors of each candidate, the worst first; seen: told of candidates early, to draw them meanwhile.
+    number of tensors of each candidate, the worst first; seen: called with candidates early, to draw them meanwhile.
     Raises InputError, PlanError, UnsupportedError.
     """
     if text is not None:
@@ -186,7 +186,7 @@ def _findings(path: str | os.PathLike[str]) -> Findings:
 
 
 def _compared(named: Named) -> tuple[tuple[str, Shape, str], ...]:
-    """Names, shapes and codecs of the second side of what both have."""
+    """Names, shapes and codecs of the second side of the tensors that both have."""
     left, right = named
     return tuple((name, right[name].shape, right[name].codec) for name in left if name in right)
 
@@ -234,8 +234,8 @@ def layer_and_kind(name: str) -> tuple[int, str] | None:
 class _Worst:
     """The `most` matrices with the largest errors, and their histograms.
 
-    `seen` is told of the worst so far once most weights are compared: few others follow, and the charts are drawn while
-    the rest is compared.
+    `seen` is called with the worst so far once most weights are compared: few others follow, and the charts are drawn
+    while the rest is compared.
     """
 
     EARLY = 0.7

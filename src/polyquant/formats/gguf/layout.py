@@ -88,7 +88,7 @@ class _Sized:
 
 
 def _sizes(spec: TensorSpec) -> list[_Sized]:
-    """The tensors in the file of one weight: itself, and a scale of its own, X.scale next to X.weight."""
+    """The tensors in the file of one weight: itself, and its scale, X.scale next to X.weight."""
     if 0 in spec.shape:
         raise PlanError(
             "is empty, which llama.cpp does not support", tensor=spec.name, found=f"shape {list(spec.shape)}"

@@ -167,7 +167,7 @@ def _scales(weights: Mapping[str, Weight], name: str) -> dict[str, Weight]:
 
 
 def _misfit(weight: Weight, scale: Weight) -> bool:
-    """True for a tensor that is no scale of this weight: not f32 [1], or [experts] for a stack."""
+    """True for a tensor that is not a scale of this weight: not f32 [1], or [experts] for a stack."""
     count = weight.shape[0] if len(weight.shape) == 3 else 1
     return scale.shape != (count,) or scale.codec.name != "f32"
 

@@ -37,7 +37,7 @@ class QuantizedWeight:
     """One quantized weight.
 
     tensors: part -> name in the file. spare: further tensors that are not copied; lost: those of them with information.
-    held: part -> its array, for small parts that the file stores in another form.
+    held: part -> its array, for small parts that the file stores in a different form.
     """
 
     name: str

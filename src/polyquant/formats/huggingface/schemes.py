@@ -65,7 +65,7 @@ class Scheme(Protocol):
 
 
 class LinearLayers:
-    """A scheme that quantizes linear layers, and stores parts under their own names unless it says more."""
+    """A scheme that quantizes linear layers, and stores parts under their own names unless it overrides this."""
 
     def quantizes(self, name: str, shape: Shape) -> bool:
         """Linear layers without the output head."""

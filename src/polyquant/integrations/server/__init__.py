@@ -9,7 +9,7 @@ wire.py       OpenAI's JSON: completions, chunks, usage, errors
 served.py     the models by name
 answer.py     processing of one request, streamed or not
 embeddings.py the same for /v1/embeddings
-record.py     what is known about a request at its end: metrics, request log
+record.py     the record of a request at its end: metrics, request log
 chat_page.py  the page of /, from the files in page/
 app.py        routes, API key, host and body limits
 serving.py    the socket, timeouts, signals

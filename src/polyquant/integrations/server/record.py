@@ -1,4 +1,4 @@
-"""What is known about a request at its end, for the metrics (Prometheus) and the request log (JSON lines).
+"""The record of a request at its end, for the metrics (Prometheus) and the request log (JSON lines).
 
 `Observer`, the outermost middleware, creates the record; the answers fill it in; it is reported when the response has
 been sent or the client has disconnected. Texts are only kept if the log wants them.
@@ -138,7 +138,7 @@ class Observer:
 
 
 class Metrics:
-    """Counters and histograms of all requests, in a registry of their own."""
+    """Counters and histograms of all requests, in a separate registry."""
 
     def __init__(self, models: Sequence[Served]) -> None:
         self._registry = CollectorRegistry()

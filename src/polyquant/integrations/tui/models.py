@@ -43,7 +43,7 @@ class Models:
 
     @property
     def sides(self) -> tuple[dict[str, Side], ...]:
-        """The tensors of each model, named alike."""
+        """The tensors of each model, with the same names."""
         opened = self.opened
         with self._lock:
             if not self._sides:

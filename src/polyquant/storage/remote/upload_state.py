@@ -13,7 +13,7 @@
     {"publish": [[FILE, ...], ...], "first": [FILE, ...], "replace": BOOL}
 
 FILE is an index. others: unfinished uploads that existed before ours, so that those whose ids were lost with an answer
-can be recognised. small: the bytes of small slots, which may lie in a part that waits for many tensors. publish: groups
+can be recognised. small: the bytes of small slots, which may be in a part that waits for many tensors. publish: groups
 of files in the order of the publication; first: files of which an old version is removed before it. There are no
 credentials in it.
 """

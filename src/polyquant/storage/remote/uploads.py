@@ -2,7 +2,7 @@
 
 The layout is complete before any payload, so the parts are known in advance (upload_parts.py). No object is visible
 until all bytes are stored; then the uploads are completed one by one: one file at once, the index and config.json of a
-folder last. What is uploaded is recorded on this machine (upload_state.py), so the same command resumes.
+folder last. Uploaded parts are recorded on this machine (upload_state.py), so the same command resumes.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class UploadStaging:
         return any(self._state.known.parts.values())
 
     def close(self) -> None:
-        """Stop; what is uploaded stays on the server."""
+        """Stop; uploaded parts stay on the server."""
         self._assembler.close()
 
 

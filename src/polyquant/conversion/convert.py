@@ -16,10 +16,10 @@ from polyquant.conversion.plan import make_plan
 from polyquant.conversion.report import Report
 from polyquant.conversion.steps import Plan, with_name
 from polyquant.conversion.tasks import Part, parse_part, shares
-from polyquant.errors import PlanError, UnsupportedError
+from polyquant.errors import PlanError, UnknownNameError, UnsupportedError
 from polyquant.formats.existing import refuse_target
 from polyquant.formats.progress import shows_progress
-from polyquant.formats.protocol import Format, HasSchemes, OnTensor, Target
+from polyquant.formats.protocol import DeclaresCodecs, Format, HasSchemes, OnTensor, Target
 from polyquant.formats.steps import Progress
 from polyquant.keywords import PLAN_DEFAULTS, FormatKeywords, PlanKeywords
 from polyquant.no_collection import no_collection
@@ -28,18 +28,20 @@ from polyquant.options import build, given, options_of, refuse_unknown, with_key
 from polyquant.recipes.reading import parse_rule
 from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named, formats
+from polyquant.registry import codec as codec_named
 from polyquant.runtime.check import refuse_broken_model
 from polyquant.storage.claims import held_bytes
 from polyquant.storage.locations import RemotePath, located
 from polyquant.storage.remote.spooled import spool_path
 from polyquant.storage.remote.uploads import STREAMING
 from polyquant.storage.work_folder import Resume
-from polyquant.types import F32
+from polyquant.types import F32, Codec
 
 __all__ = [
     "check_disk",
     "convert",
     "guess_format",
+    "implied_format",
     "known_options",
     "plan",
     "quantize",
@@ -250,13 +252,29 @@ def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:
     for form, target in targets():
         if target.suffix and dst.suffix.lower() == target.suffix:
             return form.name
-    for form, target in targets():
-        if target.claims(requested):
-            return form.name
+    if (implied := implied_format(requested)) is not None:
+        return implied
     if requested.keys() & {"codec", "recipe"}:
         return DEFAULT_TARGET
     source_form, _ = detect(src)
     return source_form.name if source_form.target is not None and not source_form.target.suffix else DEFAULT_TARGET
+
+
+def implied_format(requested: Mapping[str, Any]) -> str | None:
+    """The first format whose target claims these options (see options.given) and stores the codec that they name."""
+    named = _codec_or_none(requested.get("codec"))
+    for form, target in targets():
+        if target.claims(requested) and (named is None or not isinstance(form, DeclaresCodecs) or form.writes(named)):
+            return form.name
+    return None
+
+
+def _codec_or_none(name: str | None) -> Codec | None:
+    """The codec; None for no name, and for one that no codec has, which the plan reports."""
+    try:
+        return None if name is None else codec_named(name)
+    except UnknownNameError:
+        return None
 
 
 def check_disk(plan_: Plan, dst: Path, part: Part | None = None) -> None:

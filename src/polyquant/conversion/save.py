@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from polyquant.codecs.arguments import real
 from polyquant.codecs.dtypes import PLAIN
-from polyquant.conversion.convert import check_disk, known_options, refuse_foreign, targets, writable
+from polyquant.conversion.convert import check_disk, implied_format, known_options, refuse_foreign, targets, writable
 from polyquant.conversion.execute import execute
 from polyquant.conversion.plan import make_plan
 from polyquant.conversion.report import Report
@@ -125,7 +125,7 @@ def _format_of(path: Path, options: Mapping[str, Any]) -> str:
     for form, target in targets():
         if target.suffix and path.suffix.lower() == target.suffix:
             return form.name
-    return next((form.name for form, target in targets() if target.claims(requested)), DEFAULT_TARGET)
+    return implied_format(requested) or DEFAULT_TARGET
 
 
 def _weight(name: str, value: ArrayLike | Weight) -> Weight:

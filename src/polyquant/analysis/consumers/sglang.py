@@ -64,7 +64,8 @@ SCHEME = SGLANG.rejects(
     207,
     "SGLang has no compressed-tensors scheme for this config group of linear layers. It has: pack-quantized integers "
     "of 4 and 8 bits per channel or group without activations; int8 and FP8 weights with tensor or token activations; "
-    "FP8 weights alone per tensor or channel; NVFP4. MXFP4 only for experts.",
+    "FP8 weights alone per tensor or channel; NVFP4. MXFP4 only for experts. int8 alone: `polyquant convert SRC DST "
+    "--codec compressed.i8.dynamic` keeps the codes and quantizes inputs.",
     f"{_Q}/compressed_tensors/compressed_tensors.py: CompressedTensorsConfig._get_scheme_from_parts",
 )
 TILES = SGLANG.rejects(

@@ -27,7 +27,7 @@ Kind: TypeAlias = Literal["weight", "bias"]
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The layout of the experts in a family's folders of a layer.
+    """The layout of a layer's experts in the folders of a family.
 
     joined, down: names inside a layer. stack: of mlx-lm's stacks, without `.gate_proj`. matrix: name of one matrix in
     quantized checkpoints, with {e} for the expert and {part} for one of `parts`. transposed: floats are [experts, in,

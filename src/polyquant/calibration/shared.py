@@ -8,7 +8,7 @@ compute the same write the same. Missing or damaged files are computed again.
     KEY-STAGE-states-SHARD.json    KEY-STAGE-shard-SHARD.json    KEY-STAGE-sum.json    KEY-STAGE-used-NUMBER.json
     KEY-....N.array                KEY-....claim
 
-KEY is a hash of the statistics' inputs. A .json file lists numbers and the .array files with its arrays, and is written
+KEY is a hash of the kind of statistics. A .json file lists numbers and the .array files with its arrays, and is written
 last. The Hessians of a stage, gigabytes in a large model, are removed when every tensor that needs them is quantized:
 each process notes those that it has used, two stages later or when it ends.
 """

@@ -22,7 +22,7 @@ _OTHER_OPTIONS = {
     "--outtype": "--codec", "--outfile": "the target is the second argument", "--imatrix": "--importance",
     "--n-predict": "--max-tokens", "--repeat-penalty": "--repetition-penalty", "--temp": "--temperature",
 }  # fmt: skip
-"""Option of llama.cpp's programs -> the option here."""
+"""Option of llama.cpp's programs -> the option here, or a sentence about it."""
 _OTHER_TARGETS = {
     "vllm": "compressed-tensors", "sglang": "compressed-tensors", "int4": "compressed-tensors", "nvfp4": "modelopt",
     "llama.cpp": "gguf", "ollama": "gguf", "ascend": "msmodelslim", "vllm-ascend": "msmodelslim",

@@ -249,10 +249,7 @@ def smaller(to: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:
     """The target format: by suffix (.gguf), by options that only one format has, by the source's format; else "hf"."""
     requested = given(options)
-    for form, target in targets():
-        if target.suffix and dst.suffix.lower() == target.suffix:
-            return form.name
-    if (implied := implied_format(requested)) is not None:
+    if (implied := implied_format(dst, requested)) is not None:
         return implied
     if requested.keys() & {"codec", "recipe"}:
         return DEFAULT_TARGET
@@ -260,8 +257,13 @@ def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:
     return source_form.name if source_form.target is not None and not source_form.target.suffix else DEFAULT_TARGET
 
 
-def implied_format(requested: Mapping[str, Any]) -> str | None:
-    """The first format whose target claims these options (see options.given) and stores the codec that they name."""
+def implied_format(path: Path, requested: Mapping[str, Any]) -> str | None:
+    """The format with the path's suffix, else the first whose target claims the options (see options.given) and stores
+    the codec that they name.
+    """
+    for form, target in targets():
+        if target.suffix and path.suffix.lower() == target.suffix:
+            return form.name
     named = _codec_or_none(requested.get("codec"))
     for form, target in targets():
         if target.claims(requested) and (named is None or not isinstance(form, DeclaresCodecs) or form.writes(named)):

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from polyquant.codecs.arguments import real
 from polyquant.codecs.dtypes import PLAIN
-from polyquant.conversion.convert import check_disk, implied_format, known_options, refuse_foreign, targets, writable
+from polyquant.conversion.convert import check_disk, implied_format, known_options, refuse_foreign, writable
 from polyquant.conversion.execute import execute
 from polyquant.conversion.plan import make_plan
 from polyquant.conversion.report import Report
@@ -72,7 +72,8 @@ def save(
     """
     target_path = located(path)
     refuse_target(target_path, None, overwrite=overwrite)
-    form = format_named(to or _format_of(target_path, {**options, "codec": codec}))
+    requested = given({**options, "codec": codec})
+    form = format_named(to or implied_format(target_path, requested) or DEFAULT_TARGET)
     target = writable(form)
     if not isinstance(form, TakesArrays):
         raise UnsupportedError(f"{form.title} are written from models only", found=form.name, hint="use `convert`")
@@ -117,15 +118,6 @@ def save(
         max_memory=max_memory,
         on_progress=on_progress,
     )
-
-
-def _format_of(path: Path, options: Mapping[str, Any]) -> str:
-    """The target format: by suffix of a single file, then by options that only one format has."""
-    requested = given(options)
-    for form, target in targets():
-        if target.suffix and path.suffix.lower() == target.suffix:
-            return form.name
-    return implied_format(requested) or DEFAULT_TARGET
 
 
 def _weight(name: str, value: ArrayLike | Weight) -> Weight:

@@ -1,7 +1,7 @@
 """Convert weights whose parts are transposed or packed along the rows (GPTQ, AWQ, packed zero points) tile by tile.
 
 A tile is a range of rows or of columns of the target such that its parts are contiguous in the file. The same range of
-the source is read: whole spans where its parts are split the same way, else pieces of each row. Within a tile, some
+the source is read: whole spans where its parts are laid out the same way, else pieces of each row. Within a tile, some
 rows at a time are unpacked and packed, so that codes stay in cache. Weights that cannot be cut are one tile.
 """
 
@@ -81,7 +81,7 @@ def _contiguous(codec: Codec, shape: tuple[int, int], axis: int) -> bool:
 
 
 def _places(codec: Codec, shape: Shape, rows: slice, columns: slice) -> dict[str, tuple[slice, ...]]:
-    """The places of the parts of rows and columns, cut at multiples of `cut_at`, are in the parts of a weight [N, K].
+    """The places of the parts of rows and columns, cut at multiples of `cut_at`, in the parts of a weight [N, K].
 
     A piece is a weight of the same codec, so `specs` has its extents; those of the weight before it are its start.
     """

@@ -186,7 +186,7 @@ def _findings(path: str | os.PathLike[str]) -> Findings:
 
 
 def _compared(named: Named) -> tuple[tuple[str, Shape, str], ...]:
-    """Names, shapes and codecs of the second side of the tensors that both have."""
+    """Names, shapes and codecs, on the second side, of the tensors that both have."""
     left, right = named
     return tuple((name, right[name].shape, right[name].codec) for name in left if name in right)
 

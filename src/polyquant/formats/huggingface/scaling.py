@@ -3,9 +3,9 @@
     s = mean|x| ^ a, divided by sqrt(max s * min s)        a from 0 (no scaling) to 1 in steps of 0.1
 
 The columns of the layers that read an input are multiplied by s, and what feeds them is divided: the model computes the
-same (formats/smoothing.py). It takes the exponent with which the quantized weights have the least error,
-weighted with the mean squares of the inputs. Source: Lin et al. 2023 (arXiv 2306.00978); there the error is that of the
-layer's outputs.
+same (formats/smoothing.py). The exponent is the one with which the quantized weights have the least error, weighted
+with the mean squares of the inputs. Source: Lin et al. 2023 (arXiv 2306.00978); there the error is that of the layer's
+outputs.
 """
 
 from __future__ import annotations

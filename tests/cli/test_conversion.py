@@ -136,6 +136,8 @@ NAMES = {
     ("--codec", "Q4_K_M"): "use --recipe q4_k_m",
     ("--codec", "i2_s"): "--codec with i2_s.x86 or i2_s.arm or i2_s.x4 or trinity.i2_s",
     ("--codec", "trinity"): "it has several layouts: trinity.i2_s, trinity.tq2_0",
+    ("--codec", "int4"): "choose compressed.p4.g128 or gptq.4.g128 or awq.4.g128 or mlx.4.g64 or q4_0",
+    ("--codec", "INT8"): "choose compressed.i8 or compressed.p8.g128 or w8a16 or q8_0",
     ("--recipe", "q4_k"): "q4_k is a codec: use --codec q4_k, or --recipe q4_k_s or q4_k_m",
     ("--recipe", "trellis.3"): "trellis.3 is a codec: use --codec trellis.3",
     ("--rule", "*ffn*=q5_k_m"): "q5_k_m is a recipe, not a codec; a rule takes a codec, e.g. q5_k",
@@ -146,6 +148,14 @@ NAMES = {
 def test_misspelt_names_get_suggestions(options, polyquant, tmp_path):
     outcome = polyquant("convert", LLAMA, tmp_path / "out.gguf", *options)
     assert outcome.code == 2 and NAMES[options] in outcome.line
+
+
+@pytest.mark.parametrize("word", ["int4", "int8"])
+def test_suggested_codecs_exist(word):
+    with pytest.raises(UnknownNameError) as found:
+        codec(word)
+    suggested = found.value.hint.removeprefix("choose ").split(" or ")
+    assert len(suggested) > 3 and [codec(name).name for name in suggested] == suggested
 
 
 def test_misspelt_names_get_suggestions_in_python():

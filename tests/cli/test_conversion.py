@@ -158,6 +158,15 @@ def test_suggested_codecs_exist(word):
     assert len(suggested) > 3 and [codec(name).name for name in suggested] == suggested
 
 
+@pytest.mark.parametrize("target", ["compressed-tensors", "gptq", "awq", "mlx"])
+def test_a_codec_of_another_format_is_answered_with_one_that_works(target, polyquant, tmp_path):
+    command = ("quantize", LLAMA, tmp_path / "out", "--to", target, "--dry-run", "--codec")
+    outcome = polyquant(*command, "q4_0")
+    assert outcome.code == 2 and "no weight can be stored as" in outcome.line
+    suggested = outcome.line.rpartition("; choose ")[2].removesuffix(", or another format").split(" or ")
+    assert all(polyquant(*command, name).code == 0 for name in suggested)
+
+
 def test_misspelt_names_get_suggestions_in_python():
     with pytest.raises(PlanError, match="q4_k_m is a recipe"):
         pq.plan(LLAMA, "gguf", codec="q4_k_m")

@@ -165,10 +165,11 @@ def _scheme(tensors: Sequence[TensorSpec], wanted: str | None) -> Scheme | None:
         if scheme is not None and not _as_experts(scheme, codec, name, requested):
             found.setdefault(scheme.name, (scheme, f"{name} ({codec})"))
     if requested is not None and requested.name not in found:
+        held = {h.name: None for t in tensors if (h := requested.holding(t.codec, t.shape)) is not None}
         raise PlanError(
             f"no weight can be stored as {requested.title}",
             found=", ".join(sorted({t.codec.name for t in tensors})) or "no tensors",
-            hint="choose another scheme, or a codec of this one",
+            hint=f"choose {' or '.join(held) or 'a codec of this format'}, or another format",
         )
     if len(found) > 1:
         examples = ", ".join(example for _, example in found.values())

@@ -57,6 +57,11 @@ CODECS: dict[str, str] = {
     **_family("hf_bitnet", "hf_bitnet.autobitlinear hf_bitnet.bitlinear"),
     **_family("trellis", "trellis.2 trellis.3 trellis.4 trellis.5 trellis.6 trellis.7 trellis.8"),
 }
+_ANY_PACKING = {
+    "int4": ("compressed.p4.g128", "gptq.4.g128", "awq.4.g128", "mlx.4.g64", "q4_0"),
+    "int8": ("compressed.i8", "compressed.p8.g128", "w8a16", "q8_0"),
+}
+"""Word for weights of some bits, in any packing -> codecs that are meant, one of each packing."""
 _NAMED = (
     {n: n for n in ("trellis", "metal_marlin", "exl3", "gptq", "awq", "fp8", "mlx", "hf_nvfp4", "hqq", "torchao")}
     | dict.fromkeys(("w8a16", "w8a8", "w8a8s", "w4a16", "w4a8"), "msmodelslim")
@@ -207,13 +212,6 @@ def _usable(group: str) -> dict[str, Any]:
     return out
 
 
-_SCHEMES = {
-    "int4": ("compressed.p4.g128", "gptq.4.g128", "awq.4.g128", "mlx.4.g64", "q4_0"),
-    "int8": ("compressed.i8", "compressed.p8.g128", "w8a16", "q8_0"),
-}
-"""Word for weights of some bits, in any packing -> codecs that are meant, one of each packing."""
-
-
 @cache
 def _load(name: str) -> Any:
     if name in CODECS:
@@ -230,8 +228,8 @@ def _load(name: str) -> Any:
         return _loaded(plugins[whole_family])(name)
     if layouts := [known for known in CODECS if name in known.split(".")]:
         raise UnknownNameError("codec", name, layouts, hint=f"it has several layouts: {', '.join(layouts)}")
-    if name in _SCHEMES:
-        raise UnknownNameError("codec", name, _SCHEMES[name], hint=f"choose {' or '.join(_SCHEMES[name])}")
+    if name in _ANY_PACKING:
+        raise UnknownNameError("codec", name, _ANY_PACKING[name], hint=f"choose {' or '.join(_ANY_PACKING[name])}")
     if name in _NAMED.values():  # a family's module name, not a codec
         raise UnknownNameError("codec", name, _members(name))
     raise UnknownNameError("codec", name, known_codecs())

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
-from polyquant.errors import PlanError
+from polyquant.errors import PlanError, listed
 from polyquant.formats.huggingface.dtypes import PACKED, bitnet_codec, stored_tensors
 from polyquant.formats.huggingface.exl3 import METHOD, exl3_config
 from polyquant.formats.huggingface.mxfp4 import BLOCKS, mxfp4_config
 from polyquant.formats.huggingface.mxfp4 import METHOD as MXFP4
+from polyquant.formats.huggingface.scheme_names import DEFAULTS
 from polyquant.formats.huggingface.schemes import Scheme, StoredTensor, WritesFiles, scheme_named, scheme_of
 from polyquant.storage import strict_json
 from polyquant.storage.folder import inner_name
@@ -169,7 +170,7 @@ def _scheme(tensors: Sequence[TensorSpec], wanted: str | None) -> Scheme | None:
         raise PlanError(
             f"no weight can be stored as {requested.title}",
             found=", ".join(sorted({t.codec.name for t in tensors})) or "no tensors",
-            hint=f"choose {' or '.join(held) or 'a codec of this format'}, or another format",
+            hint=f"choose {listed(held) or DEFAULTS[requested.name]}, or another format",
         )
     if len(found) > 1:
         examples = ", ".join(example for _, example in found.values())

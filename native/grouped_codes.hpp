@@ -22,8 +22,8 @@ PQ_INLINE Nibbles in_order(const B32& even, const B32& odd) {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 // 16 bytes of each of sixteen lines, group g: byte j is columns 2 j, in its low nibble, and 2 j + 1.
-template <class F>
-PQ_INLINE void put_adjacent(const SixteenLines& b, RowPanel& p, int g, const F& code) {
+template <class P, class F>
+PQ_INLINE void put_adjacent(const SixteenLines& b, P& p, int g, const F& code) {
   __m512i low[4], high[4];
   b.load(low);
   PQ_UNROLL
@@ -32,8 +32,10 @@ PQ_INLINE void put_adjacent(const SixteenLines& b, RowPanel& p, int g, const F& 
     low[i] = _mm512_unpacklo_epi8(even, odd), high[i] = _mm512_unpackhi_epi8(even, odd);
   }
   in_quads(low), in_quads(high);
+  p.begin(g);
   PQ_UNROLL
   for (int j = 0; j < 4; ++j) p.put(g, j, low[j]), p.put(g, 4 + j, high[j]);
+  p.done(g);
 }
 #endif
 
@@ -129,7 +131,8 @@ struct GroupedCodes {
     return _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(n.low)), __m256i(n.high), 1);
   }
 
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p)
+  template <class P>
+  PQ_INLINE static void sixteen(const SixteenLines& b, P& p)
     requires(bits == 4)
   {
     for (int g = 0; g < 8; ++g) put_adjacent(b.from(size_t(16 * g)), p, g, same_codes);
@@ -149,7 +152,8 @@ struct GroupedFp4 {
   static constexpr bool offset = true, wide = false, paired = true, whole = false, halved = true;
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+  template <class P>
+  PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
     for (int g = 0; g < 8; ++g)
       put_adjacent(b.from(size_t(16 * g)), p, g, [](__m512i x) { return look_up64<0>(kRaisedE2m1, x); });
   }

@@ -62,18 +62,25 @@ PQ_INLINE float half_at(const uint8_t* p) {
 #endif
 }
 
+#if defined(__AVX512BW__)
+// Blocks whose first four have their first fields in 64 bytes.
+constexpr bool is_short(int stride) { return stride % 2 == 0 && stride >= 16 && stride <= 20; }
+
+// The fp16 fields at the start of eight such blocks: of 64 bytes from b and 64 from block 4.
+template <int stride>
+PQ_INLINE __m128i eight_halves(const uint8_t* b) {
+  constexpr auto at = [](int i) { return short(i < 4 ? i * stride / 2 : 32 + (i - 4) * stride / 2); };
+  const __m512i which = _mm512_castsi128_si512(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)));
+  return _mm512_castsi512_si128(
+      _mm512_permutex2var_epi16(_mm512_loadu_si512(b), which, _mm512_loadu_si512(b + 4 * stride)));
+}
+#endif
+
 // The fp16 fields at the start of eight blocks.
 template <int stride>
 PQ_INLINE F8 halves8(const uint8_t* b) {
 #if defined(__AVX512BW__)
-  // Of such blocks the fields are in 64 bytes from b and 64 from block 4.
-  if constexpr (stride % 2 == 0 && stride >= 16 && stride <= 20) {
-    constexpr auto at = [](int i) { return short(i < 4 ? i * stride / 2 : 32 + (i - 4) * stride / 2); };
-    const __m512i which =
-        _mm512_castsi128_si512(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)));
-    const __m512i all = _mm512_permutex2var_epi16(_mm512_loadu_si512(b), which, _mm512_loadu_si512(b + 4 * stride));
-    return F8(_mm256_cvtph_ps(_mm512_castsi512_si128(all)));
-  }
+  if constexpr (is_short(stride)) return F8(_mm256_cvtph_ps(eight_halves<stride>(b)));
 #endif
 #if defined(__F16C__)
   const auto h = [b](int i) { return short(load<uint16_t>(b + i * stride)); };
@@ -195,8 +202,11 @@ struct RowPanel {
   alignas(64) int8_t q[8][8][64];          // [group of 32][quad][row][4]
   alignas(64) float d[16][16], m[16][16];  // [sub-block][row]
 
-  // Codes of columns 4 j ... 4 j + 3 of a group; signed ones are raised by 128.
-  PQ_INLINE void put(int group, int j, __m512i codes) { _mm512_store_si512(q[group][j], codes); }
+  // Codes of columns 4 j ... 4 j + 3 of a group; signed ones are raised by 128. As of FewSums (packed_rows_vnni.hpp),
+  // calls lie between `begin` and `done` of the group; groups that overlap have different slots.
+  PQ_INLINE void put(int group, int j, __m512i codes, int /*slot*/ = 0) { _mm512_store_si512(q[group][j], codes); }
+  PQ_INLINE void begin(int, int = 0) {}
+  PQ_INLINE void done(int, int = 0) {}
 };
 
 // (x >> shift) & mask, bytewise; mask < 256 >> shift
@@ -211,30 +221,73 @@ PQ_INLINE __m512i look_up64(const int8_t* table, __m512i x) {
   return _mm512_shuffle_epi8(_mm512_add_epi8(all, _mm512_set1_epi8(char(raise))), x);
 }
 
-// 16 bytes of each line: low nibbles are 16 columns from quad `low` % 8 of group `low` / 8 on, high ones from `high`.
-// code(x): the codes of nibbles.
-template <class F>
-PQ_INLINE void put_nibbles(const SixteenLines& b, RowPanel& p, int low, int high, const F& code) {
+// The lower fp16 number of each element.
+PQ_INLINE __m512 low_halves(__m512i x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
+
+// 16 bytes of each line: low nibbles are quads 4 h ... of group g, high ones those of group g + 1.
+// code(x, g, j): the codes of nibbles.
+template <class P, class F>
+PQ_INLINE void put_two_groups(const SixteenLines& b, P& p, int g, int h, const F& code) {
   __m512i x[4];
   b.load(x);
   in_quads(x);
   PQ_UNROLL
   for (int j = 0; j < 4; ++j) {
-    p.put(low / 8, low % 8 + j, code(field64(x[j], 0, 15)));
-    p.put(high / 8, high % 8 + j, code(field64(x[j], 4, 15)));
+    p.put(g, 4 * h + j, code(field64(x[j], 0, 15), 0, j), 0);
+    p.put(g + 1, 4 * h + j, code(field64(x[j], 4, 15), 1, j), 1);
   }
 }
 
+// 16 bytes of each line, group g: low nibbles are columns 0 ... 15, high ones 16 ... 31. code(x, j): those of quad j.
+template <class P, class F>
+PQ_INLINE void put_nibbles(const SixteenLines& b, P& p, int g, const F& code) {
+  __m512i x[4];
+  b.load(x);
+  in_quads(x);
+  p.begin(g);
+  PQ_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    p.put(g, j, code(field64(x[j], 0, 15), j));
+    p.put(g, 4 + j, code(field64(x[j], 4, 15), 4 + j));
+  }
+  p.done(g);
+}
+
 // 64 bytes of each line: two bits of each 32 bytes are a group, four groups in all. code(x, g): the codes of group g.
-template <class F>
-PQ_INLINE void put_fields(const SixteenLines& b, RowPanel& p, const F& code) {
-  for (int k = 0; k < 4; ++k) {
-    __m512i x[4];
-    b.from(size_t(16 * k)).load(x);
-    in_quads(x);
+template <class P, class F>
+PQ_INLINE void put_fields(const SixteenLines& b, P& p, const F& code) {
+  for (int h = 0; h < 2; ++h) {
+    p.begin(4 * h);
     PQ_UNROLL
-    for (int j = 0; j < 4; ++j) PQ_UNROLL
-    for (int g = 0; g < 4; ++g) p.put(k / 2 * 4 + g, k % 2 * 4 + j, code(x[j], g));
+    for (int k = 0; k < 2; ++k) {
+      __m512i x[4];
+      b.from(size_t(32 * h + 16 * k)).load(x);
+      in_quads(x);
+      PQ_UNROLL
+      for (int j = 0; j < 4; ++j) PQ_UNROLL
+      for (int g = 0; g < 4; ++g) p.put(4 * h + g, 4 * k + j, code(x[j], g));
+    }
+    p.done(4 * h);
+  }
+}
+
+// The fp16 fields at the start of eight blocks of each line -> `to`, by block.
+template <int stride>
+PQ_INLINE void put_halves(const SixteenLines& b, float (*to)[16]) {
+  __m512i x[4];
+  PQ_UNROLL
+  for (size_t i = 0; i < 4; ++i) {
+    const auto at = [&](size_t line) { return eight_halves<stride>(b.first + line * b.stride); };
+    x[i] = _mm512_castsi128_si512(at(i));
+    x[i] = _mm512_inserti32x4(x[i], at(4 + i), 1);
+    x[i] = _mm512_inserti32x4(x[i], at(8 + i), 2);
+    x[i] = _mm512_inserti32x4(x[i], at(12 + i), 3);
+  }
+  in_quads(x);
+  PQ_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    _mm512_store_ps(to[2 * i], low_halves(x[i]));
+    _mm512_store_ps(to[2 * i + 1], low_halves(_mm512_srli_epi32(x[i], 16)));
   }
 }
 
@@ -250,15 +303,12 @@ PQ_INLINE __m512i two_fields(const uint8_t* b, int from, int step) {
   return _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(__m256i(load32(b))), shift), _mm512_set1_epi8(3));
 }
 
-PQ_INLINE __m512i same_codes(__m512i x) { return x; }
+constexpr auto same_codes = [](__m512i x, auto...) { return x; };
 
 // The first byte of each of sixteen 32-bit elements, four times: indices for a bytewise shuffle.
 PQ_INLINE __m512i first_bytes() {
   return _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
 }
-
-// The lower fp16 number of each element.
-PQ_INLINE __m512 low_halves(__m512i x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
 
 // Byte i of each element as a number.
 PQ_INLINE __m512 byte_floats(__m512i x, int i) {
@@ -292,23 +342,27 @@ struct NibbleCodes {
     return codes;
   }
 
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+  template <class P>
+  PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
     const __m512i lines = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
                                              _mm512_set1_epi32(int(b.stride)));
     for (int g = 0; g < 8; ++g) {
-      put_nibbles(b.from(size_t(g * bytes + start)), p, 8 * g, 8 * g + 4, same_codes);
-      if constexpr (fifth) {  // bit i of four bytes is that of column i
-        const __m512i bits = _mm512_i32gather_epi32(lines, b.first + g * bytes + high, 1);
-        PQ_UNROLL
-        for (int j = 0; j < 8; ++j) {
-          const __m512i byte =
-              _mm512_shuffle_epi8(bits, _mm512_add_epi32(first_bytes(), _mm512_set1_epi8(char(j / 2))));
-          const __mmask64 there = _mm512_test_epi8_mask(byte, _mm512_set1_epi32(j % 2 ? int(0x80402010) : 0x08040201));
-          const __m512i codes = _mm512_load_si512(p.q[g][j]);
-          p.put(g, j, _mm512_mask_add_epi8(codes, there, codes, _mm512_set1_epi8(16)));
-        }
-      }
+      __m512i bits = lines;  // bit i of four bytes is that of column i
+      if constexpr (fifth) bits = _mm512_i32gather_epi32(lines, b.first + g * bytes + high, 1);
+      put_nibbles(b.from(size_t(g * bytes + start)), p, g, [&](__m512i codes, int j) {
+        if constexpr (!fifth) return codes;
+        const __m512i byte = _mm512_shuffle_epi8(bits, _mm512_add_epi32(first_bytes(), _mm512_set1_epi8(char(j / 2))));
+        const __mmask64 there = _mm512_test_epi8_mask(byte, _mm512_set1_epi32(j % 2 ? int(0x80402010) : 0x08040201));
+        return _mm512_mask_add_epi8(codes, there, codes, _mm512_set1_epi8(16));
+      });
     }
+  }
+
+  PQ_INLINE static void sixteen_scales(const SixteenLines& b, RowPanel& p)
+    requires(is_short(bytes))
+  {
+    put_halves<bytes>(b, p.d);
+    if (affine) put_halves<bytes>(b.from(2), p.m);
   }
 #endif
 
@@ -344,13 +398,19 @@ struct ByteCodes {
     return _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(load32(b))), __m256i(load32(b + bytes)), 1);
   }
 
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
-    for (int k = 0; k < 16; ++k) {
-      __m512i x[4];
-      b.from(size_t(k / 2 * bytes + head + k % 2 * 16)).load(x);
-      in_quads(x);
+  template <class P>
+  PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
+    for (int g = 0; g < 8; ++g) {
+      p.begin(g);
       PQ_UNROLL
-      for (int j = 0; j < 4; ++j) p.put(k / 2, k % 2 * 4 + j, _mm512_xor_si512(x[j], _mm512_set1_epi8(-128)));
+      for (int k = 0; k < 2; ++k) {
+        __m512i x[4];
+        b.from(size_t(g * bytes + head + 16 * k)).load(x);
+        in_quads(x);
+        PQ_UNROLL
+        for (int j = 0; j < 4; ++j) p.put(g, 4 * k + j, _mm512_xor_si512(x[j], _mm512_set1_epi8(-128)));
+      }
+      p.done(g);
     }
   }
 #endif
@@ -504,10 +564,13 @@ struct Q4_KCodes {
   // Codes of groups g and g + 1.
   PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) { return nibbles64(__m256i(load32(b + 16 + 16 * g))); }
 
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
-    for (int k = 0; k < 8; ++k) {
-      const int at = k / 2 * 16 + k % 2 * 4;
-      put_nibbles(b.from(size_t(16 + 16 * k)), p, at, at + 8, same_codes);
+  template <class P>
+  PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
+    for (int g = 0; g < 8; g += 2) {
+      p.begin(g, 0), p.begin(g + 1, 1);
+      PQ_UNROLL
+      for (int h = 0; h < 2; ++h) put_two_groups(b.from(size_t(16 + 16 * g + 16 * h)), p, g, h, same_codes);
+      p.done(g, 0), p.done(g + 1, 1);
     }
   }
 
@@ -541,21 +604,20 @@ struct Q5_KCodes {
     return _mm512_mask_add_epi8(codes, fifth, codes, _mm512_set1_epi8(16));
   }
 
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
-    for (int k = 0; k < 8; ++k) {
-      const int at = k / 2 * 16 + k % 2 * 4;
-      put_nibbles(b.from(size_t(48 + 16 * k)), p, at, at + 8, same_codes);
-    }
-    for (int k = 0; k < 2; ++k) {  // bit g of each byte is the fifth bit of group g
-      __m512i bits[4];
-      b.from(size_t(16 + 16 * k)).load(bits);
-      in_quads(bits);
-      for (int g = 0; g < 8; ++g) PQ_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const __m512i codes = _mm512_load_si512(p.q[g][4 * k + j]);
-        const __mmask64 there = _mm512_test_epi8_mask(bits[j], _mm512_set1_epi8(char(1 << g)));
-        p.put(g, 4 * k + j, _mm512_mask_add_epi8(codes, there, codes, _mm512_set1_epi8(16)));
-      }
+  template <class P>
+  PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
+    __m512i bits[2][4];  // bit g of each byte is the fifth bit of group g
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) b.from(size_t(16 + 16 * h)).load(bits[h]), in_quads(bits[h]);
+    for (int g = 0; g < 8; g += 2) {
+      p.begin(g, 0), p.begin(g + 1, 1);
+      PQ_UNROLL
+      for (int h = 0; h < 2; ++h)
+        put_two_groups(b.from(size_t(48 + 16 * g + 16 * h)), p, g, h, [&](__m512i codes, int upper, int j) {
+          const __mmask64 there = _mm512_test_epi8_mask(bits[h][j], _mm512_set1_epi8(char(1 << (g + upper))));
+          return _mm512_mask_add_epi8(codes, there, codes, _mm512_set1_epi8(16));
+        });
+      p.done(g, 0), p.done(g + 1, 1);
     }
   }
 
@@ -809,11 +871,13 @@ struct Iq4NlCodes {
     return look_up64<0>(kLevels4, nibbles64(__m256i(two16(b + 18 * g + 2, b + 18 * g + 20))));
   }
 
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+  template <class P>
+  PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
     for (int g = 0; g < 8; ++g)
-      put_nibbles(b.from(size_t(18 * g + 2)), p, 8 * g, 8 * g + 4,
-                  [](__m512i x) { return look_up64<128>(kLevels4, x); });
+      put_nibbles(b.from(size_t(18 * g + 2)), p, g, [](__m512i x, int) { return look_up64<128>(kLevels4, x); });
   }
+
+  PQ_INLINE static void sixteen_scales(const SixteenLines& b, RowPanel& p) { put_halves<18>(b, p.d); }
 #endif
 
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
@@ -843,10 +907,10 @@ struct Iq4XsCodes {
     return look_up64<0>(kLevels4, nibbles64(__m256i(load32(b + 8 + 16 * g))));
   }
 
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+  template <class P>
+  PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
     for (int g = 0; g < 8; ++g)
-      put_nibbles(b.from(size_t(8 + 16 * g)), p, 8 * g, 8 * g + 4,
-                  [](__m512i x) { return look_up64<128>(kLevels4, x); });
+      put_nibbles(b.from(size_t(8 + 16 * g)), p, g, [](__m512i x, int) { return look_up64<128>(kLevels4, x); });
   }
 #endif
 
@@ -878,10 +942,10 @@ struct Mxfp4Codes {
     return look_up64<0>(kTwiceE2m1, nibbles64(__m256i(two16(b + 17 * g + 1, b + 17 * g + 18))));
   }
 
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+  template <class P>
+  PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
     for (int g = 0; g < 8; ++g)
-      put_nibbles(b.from(size_t(17 * g + 1)), p, 8 * g, 8 * g + 4,
-                  [](__m512i x) { return look_up64<128>(kTwiceE2m1, x); });
+      put_nibbles(b.from(size_t(17 * g + 1)), p, g, [](__m512i x, int) { return look_up64<128>(kTwiceE2m1, x); });
   }
 #endif
 
@@ -979,7 +1043,8 @@ struct Tq2Codes {
   // Codes of groups g and g + 1.
   PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) { return two_fields(b + g / 4 * 32, g % 4 * 2, 2); }
 
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+  template <class P>
+  PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
     put_fields(b, p, [](__m512i x, int g) { return field64(x, unsigned(2 * g), 3); });
   }
 #endif
@@ -1009,7 +1074,8 @@ struct I2SX86Codes {
     return look_up64<0>(kSymbols, two_fields(b + g / 4 * 32, 6 - g % 4 * 2, -2));
   }
 
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
+  template <class P>
+  PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
     put_fields(b, p, [](__m512i x, int g) { return look_up64<0>(kSymbols, field64(x, unsigned(6 - 2 * g), 3)); });
   }
 #endif

@@ -12,12 +12,9 @@ concept Sixteen = requires(SixteenLines b, RowPanel& p) { T::sixteen(b, p); };
 template <class T>
 concept SixteenScales = requires(SixteenLines b, RowPanel& p) { T::sixteen_scales(b, p); };
 
-// With fewer tokens single rows are as fast: they need no panel of scales (K-quants) or of whole bytes (Q8_0), and look
-// up the symbols of I2_S 64 at a time.
+// With fewer tokens single rows are as fast; they look up the symbols of I2_S 64 at a time.
 template <class T>
-constexpr size_t kLeastSixteen = T::top == 2                                       ? kFewTokens + 1
-                                 : SixteenScales<T> || (T::top == 0 && !T::paired) ? 4
-                                                                                   : 3;
+constexpr size_t kLeastSixteen = T::top == 2 ? kFewTokens + 1 : 3;
 
 // Some tokens' activations of one unit, and -centre times the sums of their codes per `span` columns.
 struct FewTokens {
@@ -109,6 +106,79 @@ template <int N>
   }
 }
 
+// The sums of a unit of sixteen rows while its codes are unpacked: takes them as RowPanel does, but stores none. Sums
+// have the order of few_times.
+template <bool offset, int N>
+struct FewSums {
+  const RowPanel& p;  // of which it reads the scales
+  const FewTokens& a;
+  __m512 acc[N];
+  __m512i dot[2][N];
+
+  PQ_INLINE FewSums(const RowPanel& panel, const FewTokens& tokens, const float* out) : p(panel), a(tokens) {
+    PQ_UNROLL
+    for (int n = 0; n < N; ++n) acc[n] = _mm512_load_ps(out + 16 * n);
+  }
+
+  PQ_INLINE void begin(int group, int slot = 0) {
+    PQ_UNROLL
+    for (int n = 0; n < N; ++n) dot[slot][n] = _mm512_set1_epi32(a.start[size_t(n) * a.starts + size_t(group)]);
+  }
+
+  PQ_INLINE void put(int group, int j, __m512i codes, int slot = 0) {
+    PQ_UNROLL
+    for (int n = 0; n < N; ++n) {
+      int32_t four;
+      std::memcpy(&four, a.q + size_t(n) * a.columns + 32 * group + 4 * j, 4);
+      dot[slot][n] = _mm512_dpbusd_epi32(dot[slot][n], codes, _mm512_set1_epi32(four));
+    }
+  }
+
+  PQ_INLINE void done(int group, int slot = 0) {
+    const __m512 d = _mm512_load_ps(p.d[group]);
+    PQ_UNROLL
+    for (int n = 0; n < N; ++n) {
+      const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[slot][n]), d);
+      acc[n] = _mm512_fmadd_ps(product, _mm512_set1_ps(a.scale[size_t(n) * a.blocks + size_t(group)]), acc[n]);
+    }
+    if constexpr (offset) {
+      const __m512 m = _mm512_load_ps(p.m[group]);
+      PQ_UNROLL
+      for (int n = 0; n < N; ++n)
+        acc[n] = _mm512_fmadd_ps(m, _mm512_set1_ps(a.sums[size_t(n) * a.subs + size_t(group)]), acc[n]);
+    }
+  }
+};
+
+// Types whose products need no panel: one or two groups are unpacked at a time.
+template <class T>
+concept Fused = T::sub == 32 && !T::wide && requires(SixteenLines b, FewSums<false, 1>& sums) { T::sixteen(b, sums); };
+
+// out [N tokens][16 rows] += a unit of sixteen lines times the tokens.
+template <class T, bool offset, int N>
+[[gnu::noinline]] void fused_times(const SixteenLines& lines, const RowPanel& scales, const FewTokens& a, float* out) {
+  FewSums<offset, N> sums(scales, a, out);
+  T::sixteen(lines, sums);
+  PQ_UNROLL
+  for (int n = 0; n < N; ++n) _mm512_store_ps(out + 16 * n, sums.acc[n]);
+}
+
+// At most four tokens.
+template <class T, bool offset>
+PQ_INLINE void fused_tokens(const SixteenLines& lines, const RowPanel& scales, const FewTokens& a, size_t tokens,
+                            float* out) {
+  switch (tokens) {
+    case 1:
+      return fused_times<T, offset, 1>(lines, scales, a, out);
+    case 2:
+      return fused_times<T, offset, 2>(lines, scales, a, out);
+    case 3:
+      return fused_times<T, offset, 3>(lines, scales, a, out);
+    default:
+      return fused_times<T, offset, 4>(lines, scales, a, out);
+  }
+}
+
 // At most eight tokens.
 template <int sub, bool offset, bool wide>
 PQ_INLINE void few_tokens(const RowPanel& p, const FewTokens& a, size_t tokens, float* out) {
@@ -164,19 +234,25 @@ PQ_INLINE void put_all_scales(RowPanel& p, bool offset, const F& scales) {
 // -centre * sums of `span` codes: out [tokens][padded / span].
 template <int span>
 PQ_INLINE void put_starts(const Activations& a, int centre, int32_t* out) {
-  const __m256i ones = _mm256_set1_epi8(1);
+  static_assert(span == 16 || span == 32 || span == 128);
+  const __m256i ones = _mm256_set1_epi8(1), minus = _mm256_set1_epi32(-centre);
   for (const int8_t *q = a.q, *end = q + a.tokens * a.padded; q != end; q += 128) {
-    alignas(32) int32_t sums[32];
-    for (int i = 0; i < 4; ++i)
-      _mm256_store_si256(reinterpret_cast<__m256i*>(sums) + i,
-                         _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, bytes32(q + 32 * i)));
-    PQ_UNROLL
-    for (int i = 0; i < 32; i += span / 4) {
-      int32_t sum = 0;
-      PQ_UNROLL
-      for (int j = 0; j < span / 4; ++j) sum += sums[i + j];
-      *out++ = -centre * sum;
+    const auto fours = [&](int i) { return _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, bytes32(q + 32 * i)); };
+    // Of 16 columns each, by group: the first halves in the lower half, the second in the upper.
+    const __m256i sums = _mm256_mullo_epi32(
+        minus, _mm256_hadd_epi32(_mm256_hadd_epi32(fours(0), fours(1)), _mm256_hadd_epi32(fours(2), fours(3))));
+    const __m128i low = _mm256_castsi256_si128(sums), high = _mm256_extracti128_si256(sums, 1);
+    auto* const to = reinterpret_cast<__m128i*>(out);
+    if constexpr (span == 16) {
+      _mm_storeu_si128(to, _mm_unpacklo_epi32(low, high));
+      _mm_storeu_si128(to + 1, _mm_unpackhi_epi32(low, high));
+    } else if constexpr (span == 32) {
+      _mm_storeu_si128(to, _mm_add_epi32(low, high));
+    } else {
+      const __m128i two = _mm_hadd_epi32(_mm_add_epi32(low, high), _mm_setzero_si128());
+      *out = _mm_cvtsi128_si32(_mm_hadd_epi32(two, two));
     }
+    out += 128 / span;
   }
 }
 
@@ -211,25 +287,39 @@ void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Ac
         lines = {copy, bytes};
       }
       RowPanel panel;
+      const auto put_scales_of_lines = [&] {
+        if constexpr (SixteenScales<T>)
+          T::sixteen_scales(lines, panel);
+        else
+          put_all_scales<T::sub>(panel, form.offset, [&](size_t r, int e) -> Scales {
+            if constexpr (Tabled<T>) {
+              const float* d = tables + r * each + u * unit_subs + size_t(8 * e);
+              return {load<F8>(reinterpret_cast<const uint8_t*>(d)),
+                      load<F8>(reinterpret_cast<const uint8_t*>(d + each / kTableRows))};
+            } else if constexpr (T::sub == 16) {
+              return T::scales(lines.first + r * lines.stride, e);
+            } else {
+              return T::scales(lines.first + r * lines.stride);
+            }
+          });
+      };
+      constexpr bool no_offset = wide || (kCentre<T> != 0 && !Tabled<T>) || !T::offset;
+      if constexpr (Fused<T>)
+        if (a.tokens <= kFewTokens) {
+          put_scales_of_lines();
+          const FewTokens some = all.at(0, u, unit_subs, unit_starts);
+          if (no_offset || !form.offset)
+            fused_tokens<T, false>(lines, panel, some, a.tokens, out[0]);
+          else if constexpr (!no_offset)
+            fused_tokens<T, true>(lines, panel, some, a.tokens, out[0]);
+          continue;
+        }
       T::sixteen(lines, panel);
-      if constexpr (SixteenScales<T>)
-        T::sixteen_scales(lines, panel);
-      else
-        put_all_scales<T::sub>(panel, form.offset, [&](size_t r, int e) -> Scales {
-          if constexpr (Tabled<T>) {
-            const float* d = tables + r * each + u * unit_subs + size_t(8 * e);
-            return {load<F8>(reinterpret_cast<const uint8_t*>(d)),
-                    load<F8>(reinterpret_cast<const uint8_t*>(d + each / kTableRows))};
-          } else if constexpr (T::sub == 16) {
-            return T::scales(lines.first + r * lines.stride, e);
-          } else {
-            return T::scales(lines.first + r * lines.stride);
-          }
-        });
+      put_scales_of_lines();
       for (size_t t = 0; t < a.tokens; t += together) {
         const size_t count = a.tokens - t < together ? a.tokens - t : together;
         const FewTokens some = all.at(t, u, unit_subs, unit_starts);
-        if constexpr (wide || (kCentre<T> != 0 && !Tabled<T>) || !T::offset)
+        if constexpr (no_offset)
           few_tokens<T::sub, false, wide>(panel, some, count, out[t]);
         else
           form.offset ? few_tokens<T::sub, true, wide>(panel, some, count, out[t])

@@ -1,5 +1,7 @@
 // The rounding of activations, and the table of packed kernels for one instruction set: included by packed_plain.cpp,
 // packed_avx2.cpp and packed_vnni.cpp.
+#include <bit>
+#include <cmath>
 #include <utility>
 
 #include "packed_kernels.hpp"
@@ -89,70 +91,33 @@ PQ_INLINE F8 nearest8(const F8& x) {
 #endif
 }
 
-// Pairwise sum of halves, as in the reference.
-PQ_INLINE float tree8(const F8& e) {
+// The largest element of each of eight vectors.
+PQ_INLINE I8x largest8(const I8x (&v)[8]) {
 #if defined(__AVX2__)
-  return sum8(__m256(e));
-#else
-  const float four[4] = {e[0] + e[4], e[1] + e[5], e[2] + e[6], e[3] + e[7]};
-  return (four[0] + four[2]) + (four[1] + four[3]);
-#endif
-}
-
-// 32 integers -> codes, their scale, scale * their sums; NaN if the block holds NaN or infinity.
-PQ_INLINE void finish_block(const F8* rounded, float scale, bool finite, int8_t* q, float* out_scale, float* sum16,
-                            float* sum32) {
-  const float s = finite ? scale : std::numeric_limits<float>::quiet_NaN();
-  *out_scale = s;
-  int low = 0, high = 0;
-  if (!finite) {
-    std::memset(q, 0, 32);
-  } else {
-#if defined(__AVX2__)
-    const auto whole = [&](int i) { return _mm256_cvtps_epi32(__m256(rounded[i])); };
-    const __m256i mixed =
-        _mm256_packs_epi16(_mm256_packs_epi32(whole(0), whole(1)), _mm256_packs_epi32(whole(2), whole(3)));
-    const __m256i codes = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), codes);
-    __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
-    sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
-    sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
-    low = _mm256_extract_epi32(sums, 0), high = _mm256_extract_epi32(sums, 4);
-#else
-    for (int j = 0; j < 32; ++j) {
-      q[j] = int8_t(int(rounded[j / 8][j % 8]));
-      (j < 16 ? low : high) += q[j];
-    }
-#endif
+  __m256i half[4], pair[2];
+  PQ_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    const __m256i a = __m256i(v[k]), b = __m256i(v[k + 4]);
+    half[k] = _mm256_max_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
   }
-  sum16[0] = s * float(low), sum16[1] = s * float(high);
-  *sum32 = s * float(low + high);
-}
-
-PQ_INLINE float largest32(const float* x, bool* finite) {
-  F8 v[4];
-  std::memcpy(v, x, sizeof v);
-  const F8 zeros = (v[0] * 0.0f + v[1] * 0.0f) + (v[2] * 0.0f + v[3] * 0.0f);  // NaN if x is NaN or infinite
-  F8 top = {};
-  for (int i = 0; i < 4; ++i) {
-    const F8 a = v[i] < 0.0f ? -v[i] : v[i];
-    top = a > top ? a : top;
-  }
-#if defined(__AVX2__)
-  *finite = *finite && _mm256_movemask_ps(_mm256_cmp_ps(__m256(zeros), __m256(zeros), _CMP_UNORD_Q)) == 0;
-  __m128 most = _mm_max_ps(_mm256_castps256_ps128(__m256(top)), _mm256_extractf128_ps(__m256(top), 1));
-  most = _mm_max_ps(most, _mm_movehl_ps(most, most));
-  return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+  PQ_UNROLL
+  for (int k = 0; k < 2; ++k)
+    pair[k] = _mm256_max_epi32(_mm256_unpacklo_epi64(half[2 * k], half[2 * k + 1]),
+                               _mm256_unpackhi_epi64(half[2 * k], half[2 * k + 1]));
+  const __m256 a = _mm256_castsi256_ps(pair[0]), b = _mm256_castsi256_ps(pair[1]);
+  return I8x(_mm256_max_epi32(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)),
+                              _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd))));
 #else
-  float most = 0, sum = 0;
-  for (int l = 0; l < 8; ++l) most = top[l] > most ? top[l] : most, sum += zeros[l];
-  *finite = *finite && sum == 0;
-  return most;
+  I8x out = {};
+  for (int k = 0; k < 8; ++k)
+    for (int l = 0; l < 8; ++l) out[k] = v[k][l] > out[k] ? v[k][l] : out[k];
+  return out;
 #endif
 }
 
-// tree8 of eight vectors.
-PQ_INLINE F8 trees8(const F8 (&e)[8]) {
+// Sums of the elements of each of eight vectors: halves are added to each other, then halves of these, as in the
+// reference.
+PQ_INLINE F8 sums8(const F8 (&e)[8]) {
 #if defined(__AVX2__)
   // Halves of vectors k and k + 4 are added side by side, then pairs of their elements, then elements.
   __m256 half[4], pair[2];
@@ -168,92 +133,144 @@ PQ_INLINE F8 trees8(const F8 (&e)[8]) {
   return F8(_mm256_add_ps(_mm256_shuffle_ps(pair[0], pair[1], 0x88), _mm256_shuffle_ps(pair[0], pair[1], 0xdd)));
 #else
   F8 out;
-  for (int k = 0; k < 8; ++k) out[k] = tree8(e[k]);
+  for (int k = 0; k < 8; ++k) {
+    const float four[4] = {e[k][0] + e[k][4], e[k][1] + e[k][5], e[k][2] + e[k][6], e[k][3] + e[k][7]};
+    out[k] = (four[0] + four[2]) + (four[1] + four[3]);
+  }
   return out;
 #endif
 }
 
-// Index of the first of the least errors, -1 if none is below infinity.
-PQ_INLINE int first_least(const F8& error) {
+// 32 floats -> codes; the sums of the first and of the last sixteen are those of the halves of the result.
+PQ_INLINE I8x put_codes(const F8 (&x)[4], int8_t* q) {
 #if defined(__AVX2__)
-  const __m256 infinity = _mm256_set1_ps(std::numeric_limits<float>::infinity()), x = __m256(error);
-  const __m256 below = _mm256_min_ps(x, infinity);  // the second operand for NaN
-  __m256 least = _mm256_min_ps(below, _mm256_permute2f128_ps(below, below, 1));
-  least = _mm256_min_ps(least, _mm256_permute_ps(least, 0x4e));
-  least = _mm256_min_ps(least, _mm256_permute_ps(least, 0xb1));
-  const __m256 found = _mm256_and_ps(_mm256_cmp_ps(x, least, _CMP_EQ_OQ), _mm256_cmp_ps(x, infinity, _CMP_LT_OQ));
-  const int mask = _mm256_movemask_ps(found);
-  return mask ? __builtin_ctz(unsigned(mask)) : -1;
+  const auto whole = [&](int i) { return _mm256_cvtps_epi32(__m256(x[i])); };
+  const __m256i mixed =
+      _mm256_packs_epi16(_mm256_packs_epi32(whole(0), whole(1)), _mm256_packs_epi32(whole(2), whole(3)));
+  const __m256i codes = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), codes);
+  return I8x(dot4(_mm256_setzero_si256(), _mm256_set1_epi8(1), codes));
 #else
-  int best = -1;
-  float least = std::numeric_limits<float>::infinity();
-  for (int k = 0; k < 8; ++k)
-    if (error[k] < least) best = k, least = error[k];
-  return best;
+  I8x sums = {};
+  for (int i = 0; i < 4; ++i) {
+    const F8 whole = nearest8(x[i]);
+    for (int l = 0; l < 8; ++l) {
+      q[8 * i + l] = std::isfinite(whole[l]) ? int8_t(whole[l]) : int8_t(0);
+      sums[i < 2 ? 0 : 4] += q[8 * i + l];
+    }
+  }
+  return sums;
 #endif
 }
 
-// Candidates for the scale of some groups: max|x| / 127 ... max|x| / 120, and their squared errors.
-struct Candidates {
-  F8 inverses, sizes, errors;
-  bool any, finite;
-};
-
-template <int groups>
-PQ_INLINE Candidates candidates(const float* x) {
-  Candidates c{{}, {}, {}, false, true};
-  float top = 0;
-  for (int g = 0; g < groups; ++g) {
-    const float t = largest32(x + 32 * g, &c.finite);
-    top = t > top ? t : top;
-  }
-  F8 v[4 * groups];
-  std::memcpy(v, x, sizeof v);
-  if (!(top > 1e-30f)) return c;
-  const F8 steps = {127, 126, 125, 124, 123, 122, 121, 120};
-  c.any = true, c.inverses = steps / top, c.sizes = top / steps;
-  F8 errors[8];
-  PQ_UNROLL
+// Sums of the halves of eight vectors.
+PQ_INLINE void sum_halves(const I8x (&v)[8], I8x* low, I8x* high) {
+#if defined(__AVX2__)
+  const auto four = [&](int k) {
+    return _mm256_hadd_epi32(_mm256_hadd_epi32(__m256i(v[k]), __m256i(v[k + 1])),
+                             _mm256_hadd_epi32(__m256i(v[k + 2]), __m256i(v[k + 3])));
+  };
+  const __m256i a = four(0), b = four(4);
+  *low = I8x(_mm256_permute2x128_si256(a, b, 0x20)), *high = I8x(_mm256_permute2x128_si256(a, b, 0x31));
+#else
   for (int k = 0; k < 8; ++k) {
-    F8 e = {};
-    for (int i = 0; i < 4 * groups; ++i) {
-      const F8 x8 = v[i] * c.inverses[k], off = nearest8(x8) - x8;
-      e += off * off;
-    }
-    errors[k] = e;
+    (*low)[k] = (v[k][0] + v[k][1]) + (v[k][2] + v[k][3]);
+    (*high)[k] = (v[k][4] + v[k][5]) + (v[k][6] + v[k][7]);
   }
-  c.errors = trees8(errors) * (c.sizes * c.sizes);
-  return c;
+#endif
 }
 
-// `count` scales, each of `groups` groups of 32. Each step is a long chain of operations: several at once overlap.
-template <int groups, int count>
-void round_groups(const float* x, int8_t* q, float* scale, float* sum16, float* sum32) {
-  Candidates c[count];
-  float inverse[count], size[count];
-  for (int i = 0; i < count; ++i) c[i] = candidates<groups>(x + 32 * groups * i);
-  for (int i = 0; i < count; ++i) {
-    const int k = c[i].any ? first_least(c[i].errors) : -1;
-    float both[2][8];
-    std::memcpy(both[0], &c[i].inverses, 32), std::memcpy(both[1], &c[i].sizes, 32);
-    inverse[i] = k < 0 ? 0.0f : both[0][k], size[i] = k < 0 ? 0.0f : both[1][k];
+// Codes, scales and scales * sums of at most eight groups of 32, whose scaled elements are x(group, vector). A group
+// with a scale of NaN has codes of zero.
+template <class X>
+PQ_INLINE void put_groups(size_t count, const F8& scales, X&& x, int8_t* q, float* scale, float* sum16, float* sum32) {
+  I8x sums[8] = {}, low, high;
+  for (size_t g = 0; g < count; ++g) {
+    const F8 scaled[4] = {x(g, 0), x(g, 1), x(g, 2), x(g, 3)};
+    sums[g] = put_codes(scaled, q + 32 * g);
   }
-  for (int i = 0; i < count; ++i)
-    for (int g = groups * i; g < groups * (i + 1); ++g) {
-      F8 rounded[4];
-      std::memcpy(rounded, x + 32 * g, sizeof rounded);
-      for (F8& r : rounded) r = nearest8(r * inverse[i]);
-      finish_block(rounded, size[i], c[i].finite, q + 32 * g, scale + g, sum16 + 2 * g, sum32 + g);
+  sum_halves(sums, &low, &high);
+  const F8 a = scales * to_floats(low), b = scales * to_floats(high), both = scales * to_floats(low + high);
+  float pairs[16];
+  for (int g = 0; g < 8; ++g) pairs[2 * g] = a[g], pairs[2 * g + 1] = b[g];
+  std::memcpy(scale, &scales, count * sizeof(float)), std::memcpy(sum32, &both, count * sizeof(float));
+  std::memcpy(sum16, pairs, 2 * count * sizeof(float));
+  for (size_t g = 0; g < count; ++g)
+    if (scales[g] != scales[g]) std::memset(q + 32 * g, 0, 32);
+}
+
+constexpr int32_t kInfinity = 0x7f800000;
+
+PQ_INLINE F8 floats_at(const float* x) {
+  F8 v;
+  std::memcpy(&v, x, sizeof v);
+  return v;
+}
+
+// |x|, as integers that are ordered alike; NaN is above kInfinity.
+PQ_INLINE I8x magnitudes(const float* x) {
+  I8x v;
+  std::memcpy(&v, x, sizeof v);
+  return v & 0x7fffffff;
+}
+
+PQ_INLINE I8x larger(const I8x& a, const I8x& b) { return a > b ? a : b; }
+
+// At most eight parts of `groups` groups of 32 with one scale each: of max|x| / 127 ... max|x| / 120, the first with
+// the least squared error. Part p has lane p in each vector of scales and errors.
+template <int groups>
+void round_parts(size_t parts, const float* x, int8_t* q, float* scale, float* sum16, float* sum32) {
+  constexpr int vectors = 4 * groups;
+  I8x tops[8] = {};
+  for (size_t p = 0; p < parts; ++p)
+    for (int i = 0; i < vectors; ++i) tops[p] = larger(tops[p], magnitudes(x + 8 * (vectors * p + size_t(i))));
+  const I8x bits = largest8(tops);
+  const F8 top = F8(bits);
+  F8 inverses[8], errors[8][8];
+  PQ_UNROLL
+  for (int k = 0; k < 8; ++k) inverses[k] = float(127 - k) / top;
+  for (size_t p = 0; p < 8; ++p) {
+    F8 e[8] = {};
+    for (int i = 0; p < parts && i < vectors; ++i) {
+      const F8 v = floats_at(x + 8 * (vectors * p + size_t(i)));
+      PQ_UNROLL
+      for (int k = 0; k < 8; ++k) {
+        const F8 scaled = v * inverses[k][p], off = nearest8(scaled) - scaled;
+        e[k] += off * off;
+      }
     }
+    PQ_UNROLL
+    for (int k = 0; k < 8; ++k) errors[k][p] = e[k];
+  }
+  F8 least = all(std::numeric_limits<float>::infinity()), inverse = {}, size = {};
+  PQ_UNROLL
+  for (int k = 0; k < 8; ++k) {
+    const F8 s = top / float(127 - k), error = sums8(errors[k]) * (s * s);
+    const auto less = error < least;
+    least = less ? error : least, inverse = less ? inverses[k] : inverse, size = less ? s : size;
+  }
+  const F8 zero = {};
+  inverse = top > 1e-30f ? inverse : zero, size = top > 1e-30f ? size : zero;
+  size = bits < kInfinity ? size : all(std::numeric_limits<float>::quiet_NaN());
+  constexpr size_t together = 8 / groups;  // parts
+  for (size_t p = 0; p < parts; p += together) {
+    const size_t count = groups * (parts - p < together ? parts - p : together);
+    F8 scales = {};
+    for (size_t g = 0; g < 8; ++g) scales[g] = size[p + g / groups];
+    const auto scaled = [&](size_t g, size_t i) {
+      return floats_at(x + 8 * (vectors * p + 4 * g + i)) * inverse[p + g / groups];
+    };
+    const size_t b = groups * p;
+    put_groups(count, scales, scaled, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+  }
 }
 
 template <int groups>
 void round_all(const float* x, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32) {
-  constexpr size_t together = 4 * groups;
-  size_t b = 0;
-  for (; b + together <= blocks; b += together)
-    round_groups<groups, 4>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
-  for (; b < blocks; b += groups) round_groups<groups, 1>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+  for (size_t b = 0; b < blocks; b += 8 * groups) {
+    const size_t parts = (blocks - b) / groups < 8 ? (blocks - b) / groups : 8;
+    round_parts<groups>(parts, x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+  }
 }
 
 void round_blocks(const float* x, size_t blocks, bool wide, int8_t* q, float* scale, float* sum16, float* sum32) {
@@ -262,24 +279,23 @@ void round_blocks(const float* x, size_t blocks, bool wide, int8_t* q, float* sc
 
 // count elements, zero-padded to 32 * blocks, with one scale.
 void round_token(const float* x, size_t count, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32) {
-  const auto group = [&](size_t b, float* out) {
-    std::memset(out, 0, 32 * sizeof(float));
-    if (count > 32 * b) std::memcpy(out, x + 32 * b, (count - 32 * b < 32 ? count - 32 * b : 32) * sizeof(float));
-  };
-  bool finite = true;
-  float top = 1e-5f, some[32];
-  for (size_t b = 0; b < blocks; ++b) {
-    group(b, some);
-    const float t = largest32(some, &finite);
-    top = t > top ? t : top;
-  }
-  const float s = top / 127.0f;
-  for (size_t b = 0; b < blocks; ++b) {
-    group(b, some);
-    F8 rounded[4];
-    std::memcpy(rounded, some, sizeof rounded);
-    for (F8& r : rounded) r = nearest8(r / s);
-    finish_block(rounded, s, finite, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+  const size_t whole = count / 256 * 8;
+  float rest[256] = {};
+  std::memcpy(rest, x + 32 * whole, (count - 32 * whole) * sizeof(float));
+  I8x tops[8] = {};
+  for (size_t i = 0; i < 4 * whole; ++i) tops[i % 8] = larger(tops[i % 8], magnitudes(x + 8 * i));
+  for (size_t i = 0; i < 32; ++i) tops[i % 8] = larger(tops[i % 8], magnitudes(rest + 8 * i));
+  const I8x some = largest8(tops);
+  int32_t bits = 0;
+  for (int l = 0; l < 8; ++l) bits = some[l] > bits ? some[l] : bits;
+  const float top = std::bit_cast<float>(bits), s = (top > 1e-5f ? top : 1e-5f) / 127.0f;
+  const F8 scales = all(bits < kInfinity ? s : std::numeric_limits<float>::quiet_NaN());
+  for (size_t b = 0; b < blocks; b += 8) {
+    const float* from = b < whole ? x + 32 * b : rest;
+    put_groups(
+        blocks - b < 8 ? blocks - b : 8, scales,
+        [&](size_t g, size_t i) { return floats_at(from + 32 * g + 8 * i) / s; }, q + 32 * b, scale + b, sum16 + 2 * b,
+        sum32 + b);
   }
 }
 

@@ -207,13 +207,18 @@ struct Prepared {
 
  private:
   void round_row(const float* row, size_t blocks, size_t t, size_t tokens) {
-    int8_t q[kBlock];
-    float scales[4], sum16[8], sum32[4];
-    for (size_t b = 0; b < blocks; ++b) {
-      packed_set().round_blocks(row + b * kBlock, 4, true, q, scales, sum16, sum32);
-      scale[t * blocks + b] = scales[0];
-      sum[t * blocks + b] = (sum32[0] + sum32[1]) + (sum32[2] + sum32[3]);
-      for (size_t i = 0; i < kBlock; ++i) codes[(b * tokens + t) * kBlock + i] = q[i];
+    constexpr size_t together = 8;
+    int8_t q[together * kBlock];
+    float scales[4 * together], sum16[8 * together], sum32[4 * together];
+    for (size_t first = 0; first < blocks; first += together) {
+      const size_t n = std::min(together, blocks - first);
+      packed_set().round_blocks(row + first * kBlock, 4 * n, true, q, scales, sum16, sum32);
+      for (size_t i = 0; i < n; ++i) {
+        const size_t b = first + i;
+        scale[t * blocks + b] = scales[4 * i];
+        sum[t * blocks + b] = (sum32[4 * i] + sum32[4 * i + 1]) + (sum32[4 * i + 2] + sum32[4 * i + 3]);
+        for (size_t j = 0; j < kBlock; ++j) codes[(b * tokens + t) * kBlock + j] = q[i * kBlock + j];
+      }
     }
   }
 

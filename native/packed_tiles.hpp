@@ -70,24 +70,31 @@ PQ_INLINE __m256i eight_words(const int16_t* p) {
 #include "packed_tiles_words.hpp"
 #endif
 
-// tile [8 rows][width] times `scale` -> rows v ... last of tokens from `token` on.
-template <class T>
+PQ_INLINE void clear_tile(float* tile, size_t width) {
+  for (size_t k = 0; k < kPanelRows * width; k += 8) _mm256_store_ps(tile + k, _mm256_setzero_ps());
+}
+
+// tile [8 * panels rows][width] times `scale` -> rows v ... last of tokens from `token` on.
+template <class T, int panels>
 PQ_INLINE void put_tile(const PackedMatrix& w, size_t v, size_t last, const float* tile, size_t width, size_t token,
                         size_t tokens, float* y, size_t stride) {
   const size_t count = tokens - token < width ? tokens - token : width;
-  if (kLanes<T> == 1 && last - v >= kPanelRows) {
+  if (kLanes<T> == 1 && last - v >= panels * kPanelRows) {
     const __m256 scale = _mm256_set1_ps(w.scale);
     for (size_t t = 0; t < count; t += 8) {
-      alignas(32) float out[64];
-      put_eight(out, [&](int r) {
-        return _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(tile + size_t(r) * width + t), scale));
-      });
+      alignas(32) float out[panels][64];
+      for (int p = 0; p < panels; ++p)
+        put_eight(out[p], [&](int r) {
+          const float* const row = tile + (kPanelRows * size_t(p) + size_t(r)) * width;
+          return _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(row + t), scale));
+        });
       for (size_t i = t; i < count && i < t + 8; ++i)
-        _mm256_storeu_ps(y + (token + i) * stride + v, _mm256_load_ps(out + 8 * (i - t)));
+        for (int p = 0; p < panels; ++p)
+          _mm256_storeu_ps(y + (token + i) * stride + v + kPanelRows * size_t(p), _mm256_load_ps(out[p] + 8 * (i - t)));
     }
     return;
   }
-  for (size_t r = 0; r < kPanelRows && v + r < last; ++r)
+  for (size_t r = 0; r < panels * kPanelRows && v + r < last; ++r)
     for (size_t t = 0; t < count; ++t) y[(token + t) * stride + row_of<T>(w, v + r)] = tile[r * width + t] * w.scale;
 }
 
@@ -129,7 +136,7 @@ void multiply_vector(const PackedMatrix& w, size_t first, size_t last, const Act
       }
       tile_of<T::sub, wide>(&unit, form, 1, x, a.tokens, out);
     }
-    put_tile<T>(w, v, last, out, width_of(a.tokens), 0, a.tokens, y, stride);
+    put_tile<T, 1>(w, v, last, out, width_of(a.tokens), 0, a.tokens, y, stride);
   }
 }
 
@@ -141,28 +148,38 @@ void multiply_many(const PackedMatrix& w, size_t first, size_t last, const Activ
   const size_t units = a.padded / kUnit, vectors = (a.tokens + kLaneWidth - 1) / kLaneWidth;
   const auto fitting = [](size_t room, size_t each) { return room > each ? room / each : 1; };
   const size_t together = fitting(kLaneBytes, kLaneWidth * a.padded * 3 / 2),
-               panels = vectors <= together ? 1 : fitting(kPanelBytes, units * sizeof(Unit));
+               panels = 2 * (vectors <= together ? 1 : fitting(kPanelBytes, 2 * units * sizeof(Unit)));
   auto* const room = reinterpret_cast<Unit*>(scratch(panels * units * sizeof(Unit)));
   const PanelForm form = form_of<T>(w, kRaise<T>);
-  const size_t panel_bytes = kPanelRows / kLanes<T> * w.line_bytes, share = (panel_bytes / vectors + 64) / 64 * 64;
+  const size_t panel_bytes = kPanelRows / kLanes<T> * w.line_bytes, share = (2 * panel_bytes / vectors + 64) / 64 * 64;
   for (size_t begin = first; begin < last; begin += panels * kPanelRows) {
     const size_t end = begin + panels * kPanelRows < last ? begin + panels * kPanelRows : last;
     for (size_t v = begin, i = 0; v < end; v += kPanelRows, ++i) fill_panel<T>(w, v, end, units, room + i * units);
     const uint8_t* next = line_of<T>(w, begin) + panels * panel_bytes;  // fetched in the meantime
     const uint8_t* const stop = next + panels * panel_bytes;
     for (size_t block = 0; block < vectors; block += together)
-      for (size_t v = begin, i = 0; v < end; v += kPanelRows, ++i)
+      for (size_t v = begin, i = 0; v < end; v += 2 * kPanelRows, i += 2)
         for (size_t vector = block; vector < vectors && vector < block + together; ++vector) {
           for (const uint8_t* to = next + share; next < to && next < stop; next += 64)
             _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
-          alignas(64) float out[kPanelRows * kLaneWidth];
+          alignas(64) float out[2 * kPanelRows * kLaneWidth];
           const LaneVector x(a, vector);
-          const size_t token = vector * kLaneWidth;
+          const size_t token = vector * kLaneWidth, width = width_of(a.tokens - token);
           for (size_t t = token; t < a.tokens && t < token + kLaneWidth; ++t)  // each on a separate page
             __builtin_prefetch(y + t * stride + row_of<T>(w, v), 1);
-          std::memset(out, 0, sizeof out);
-          tile_of<T::sub, wide>(room + i * units, form, units, x, a.tokens - token, out);
-          put_tile<T>(w, v, end, out, width_of(a.tokens - token), token, a.tokens, y, stride);
+          const auto put = [&]<int count>(std::integral_constant<int, count>) {
+            for (size_t p = 0; p < count; ++p) {
+              float* const tile = out + p * kPanelRows * width;
+              clear_tile(tile, width);
+              tile_of<T::sub, wide>(room + (i + p) * units, form, units, x, a.tokens - token, tile);
+            }
+            put_tile<T, count>(w, v, end, out, width, token, a.tokens, y, stride);
+          };
+          // Two panels fill lines of the results.
+          if (v + kPanelRows < end)
+            put(std::integral_constant<int, 2>{});
+          else
+            put(std::integral_constant<int, 1>{});
         }
   }
 }

@@ -163,49 +163,14 @@ template <class T, bool offset, int N>
   for (int n = 0; n < N; ++n) _mm512_store_ps(out + 16 * n, sums.acc[n]);
 }
 
-// At most four tokens.
-template <class T, bool offset>
-PQ_INLINE void fused_tokens(const SixteenLines& lines, const RowPanel& scales, const FewTokens& a, size_t tokens,
-                            float* out) {
-  switch (tokens) {
-    case 1:
-      return fused_times<T, offset, 1>(lines, scales, a, out);
-    case 2:
-      return fused_times<T, offset, 2>(lines, scales, a, out);
-    case 3:
-      return fused_times<T, offset, 3>(lines, scales, a, out);
-    default:
-      return fused_times<T, offset, 4>(lines, scales, a, out);
-  }
-}
+constexpr size_t kMostAtOnce = 8;  // tokens
 
-// At most eight tokens.
-template <int sub, bool offset, bool wide>
-PQ_INLINE void few_tokens(const RowPanel& p, const FewTokens& a, size_t tokens, float* out) {
-  const auto times = [&]<int N>() {
-    if constexpr (wide)
-      few_wide<N>(p, a, out);
-    else
-      few_times<sub, offset, N>(p, a, out);
-  };
-  switch (tokens) {
-    case 1:
-      return times.template operator()<1>();
-    case 2:
-      return times.template operator()<2>();
-    case 3:
-      return times.template operator()<3>();
-    case 4:
-      return times.template operator()<4>();
-    case 5:
-      return times.template operator()<5>();
-    case 6:
-      return times.template operator()<6>();
-    case 7:
-      return times.template operator()<7>();
-    default:
-      return times.template operator()<8>();
-  }
+// times<N>() of N tokens, at most eight.
+template <class F>
+PQ_INLINE void with_count(size_t tokens, const F& times) {
+  [&]<int... n>(std::integer_sequence<int, n...>) {
+    ((tokens == n + 1 && (times.template operator()<n + 1>(), true)) || ...);
+  }(std::make_integer_sequence<int, int(kMostAtOnce)>{});
 }
 
 // Transposes the scales of eight rows -> eight vectors of 16 rows, of which `half` is written.
@@ -259,7 +224,7 @@ PQ_INLINE void put_starts(const Activations& a, int centre, int32_t* out) {
 template <class T, bool wide>
 void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
   constexpr int span = wide ? 128 : T::sub;
-  constexpr size_t bytes = kUnitBytes<T>, unit_subs = 256 / T::sub, unit_starts = 256 / span, together = 8;
+  constexpr size_t bytes = kUnitBytes<T>, unit_subs = 256 / T::sub, unit_starts = 256 / span;
   const PanelForm form = form_of<T>(w, kRaise<T>);
   const size_t units = a.padded / kUnit, starts = units * unit_starts, line = w.line_bytes;
   auto* const start = reinterpret_cast<int32_t*>(scratch(a.tokens * starts * sizeof(int32_t)));
@@ -305,25 +270,30 @@ void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Ac
       };
       constexpr bool no_offset = wide || (kCentre<T> != 0 && !Tabled<T>) || !T::offset;
       if constexpr (Fused<T>)
-        if (a.tokens <= kFewTokens) {
+        if (a.tokens <= kMostAtOnce) {
           put_scales_of_lines();
           const FewTokens some = all.at(0, u, unit_subs, unit_starts);
-          if (no_offset || !form.offset)
-            fused_tokens<T, false>(lines, panel, some, a.tokens, out[0]);
-          else if constexpr (!no_offset)
-            fused_tokens<T, true>(lines, panel, some, a.tokens, out[0]);
+          with_count(a.tokens, [&]<int N>() {
+            if (no_offset || !form.offset)
+              fused_times<T, false, N>(lines, panel, some, out[0]);
+            else if constexpr (!no_offset)
+              fused_times<T, true, N>(lines, panel, some, out[0]);
+          });
           continue;
         }
       T::sixteen(lines, panel);
       put_scales_of_lines();
-      for (size_t t = 0; t < a.tokens; t += together) {
-        const size_t count = a.tokens - t < together ? a.tokens - t : together;
+      for (size_t t = 0; t < a.tokens; t += kMostAtOnce) {
+        const size_t count = a.tokens - t < kMostAtOnce ? a.tokens - t : kMostAtOnce;
         const FewTokens some = all.at(t, u, unit_subs, unit_starts);
-        if constexpr (no_offset)
-          few_tokens<T::sub, false, wide>(panel, some, count, out[t]);
-        else
-          form.offset ? few_tokens<T::sub, true, wide>(panel, some, count, out[t])
-                      : few_tokens<T::sub, false, wide>(panel, some, count, out[t]);
+        with_count(count, [&]<int N>() {
+          if constexpr (wide)
+            few_wide<N>(panel, some, out[t]);
+          else if (no_offset || !form.offset)
+            few_times<T::sub, false, N>(panel, some, out[t]);
+          else if constexpr (!no_offset)
+            few_times<T::sub, true, N>(panel, some, out[t]);
+        });
       }
     }
     const __m512 scale = _mm512_set1_ps(w.scale);

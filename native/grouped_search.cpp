@@ -244,19 +244,30 @@ PQ_INLINE V levels(V x, const Wide& g) {
   return T::bias ? q - g.low : T::offset ? q - g.offset : q;
 }
 
+// The squared errors of `count` columns of eight groups, each added to a sum of its own.
+template <class T, size_t count>
+PQ_INLINE void add_errors_of(const float* w, const float* v, const Wide& g, V* sums) {
+  V d[count];
+  for (size_t j = 0; j < count; ++j) d[j] = levels<T>(take(w + j * TILE), g);
+  for (size_t j = 0; j < count; ++j) d[j] = d[j] * g.scale;
+  for (size_t j = 0; j < count; ++j) d[j] = (T::bias ? d[j] + g.bias : d[j]) - take(w + j * TILE);
+  for (size_t j = 0; j < count; ++j) d[j] = T::weighted ? (d[j] * d[j]) * take(v + j * TILE) : d[j] * d[j];
+  for (size_t j = 0; j < count; ++j) sums[j] += d[j];
+}
+
 // w, v: transposed weights and importance of the groups, [size][TILE]; also below.
 template <class T>
 PQ_INLINE V errors_of(const float* w, const float* v, size_t size, const Grids& grids, float low, float high) {
   const Wide g(grids, low, high);
-  const auto error = [&](size_t i) __attribute__((always_inline)) {
-    const V x = take(w + i * TILE), y = levels<T>(x, g) * g.scale, d = (T::bias ? y + g.bias : y) - x;
-    return T::weighted ? (d * d) * take(v + i * TILE) : d * d;
-  };
   V acc[LANES];
-  for (size_t k = 0; k < LANES; ++k) {  // one sum after the other: they do not all fit in registers
-    V sum{};
-    for (size_t i = k; i < size; i += LANES) sum += error(i);
-    acc[k] = sum;
+  // Four sums side by side, step by step: more do not fit in registers, and each alone is one long chain of operations.
+  constexpr size_t together = 4;
+  for (size_t k = 0; k < LANES; k += together) {
+    V sums[together] = {};
+    size_t i = k;
+    for (; i + together <= size; i += LANES) add_errors_of<T, together>(w + i * TILE, v + i * TILE, g, sums);
+    for (size_t j = 0; i + j < size; ++j) add_errors_of<T, 1>(w + (i + j) * TILE, v + (i + j) * TILE, g, sums + j);
+    for (size_t j = 0; j < together; ++j) acc[k + j] = sums[j];
   }
   return sum_of(acc);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from polyquant.formats.steps import Progress as ProgressEvent
 
 _NARROWEST = 8
+_RATE_EVERY = 0.1  # seconds
 """Minimum width of a column that wraps."""
 
 __all__ = [
@@ -180,16 +182,17 @@ def progress(what: str, unit: str = "M/s", per: float = 1e6) -> Iterator[Callabl
     silent = not screen.is_terminal
     with Progress(*columns, console=screen, transient=True, disable=silent, speed_estimate_period=3600) as bar:
         task = bar.add_task(what, total=None, rate="", name="")
+        rate, rated = "", 0.0
 
         def tell(done: int, total: int, name: str) -> None:
-            speed = bar.tasks[0].speed
-            bar.update(
-                task,
-                completed=done,
-                total=total,
-                name=tensor_name(name, 24),
-                rate=f"{speed / per:,.{1 if speed < 10 * per else 0}f} {unit}" if speed else "",
-            )
+            nonlocal rate, rated
+            if silent:
+                return
+            now = time.monotonic()
+            if now - rated >= _RATE_EVERY:  # rich sums up to a thousand samples
+                speed, rated = bar.tasks[0].speed, now
+                rate = f"{speed / per:,.{1 if speed < 10 * per else 0}f} {unit}" if speed else ""
+            bar.update(task, completed=done, total=total, name=tensor_name(name, 24), rate=rate)
 
         yield tell
 

@@ -11,7 +11,8 @@ import polyquant as pq
 from architectures.golden_models import NAMES, Golden
 from polyquant.architectures.find import of_config
 from polyquant.calibration.hessians import LEAST_INPUTS, UNREACHED, Hessians, Moments
-from polyquant.calibration.importance import load_importance, measure, unreached
+from polyquant.calibration.importance import load_importance, unreached
+from polyquant.calibration.squares import measure
 from polyquant.calibration.stages import DecoderStages
 from polyquant.calibration.taps import ExpertTap
 from polyquant.formats.steps import Step

@@ -17,7 +17,8 @@ from golden import VECTORS
 from polyquant.calibration import shared
 from polyquant.calibration.hessians import Hessians, Moments
 from polyquant.calibration.shared import SharedCalibration
-from polyquant.calibration.stages import SHARD, calibration_stages
+from polyquant.calibration.sizes import SHARD
+from polyquant.calibration.stages import calibration_stages
 from polyquant.calibration.statistics import CacheRanges, InputRanges
 
 SOURCE = VECTORS / "models/tiny-llama-tied/hf"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from polyquant.calibration.hessians import LEAST_INPUTS, G, GatheringStages, Moments, Tick, part_of
 from polyquant.calibration.samples import OWN_TEXT, read_samples
+from polyquant.calibration.sizes import SHARD, TOKENS, WINDOWS
 from polyquant.calibration.statistics import CacheRanges
 from polyquant.calibration.taps import LinearTap, tapped, taps_of
 from polyquant.errors import InputError, UnsupportedError
@@ -32,20 +33,12 @@ from polyquant.types import F32
 
 __all__ = [
     "OWN_TEXT",
-    "SHARD",
-    "TOKENS",
-    "WINDOWS",
     "DecoderStages",
     "States",
     "calibration_stages",
     "calibration_windows",
     "merge",
 ]
-
-WINDOWS, TOKENS = 128, 512
-
-SHARD = 8
-"""Windows that are summed first: the result is the sum of the shards, so that processes can share the work."""
 
 Tokens = NDArray[np.int64]
 States: TypeAlias = list[tuple[F32, Passing]]

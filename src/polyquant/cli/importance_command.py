@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from polyquant.calibration.importance import unreached_notice
-from polyquant.calibration.stages import TOKENS, WINDOWS
+from polyquant.calibration.sizes import TOKENS, WINDOWS
 from polyquant.cli.console import as_json, json_option, progress, size, watcher
 from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.source_type import SOURCE

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from polyquant.calibration.stages import SHARD, TOKENS, WINDOWS
+from polyquant.calibration.sizes import SHARD, TOKENS, WINDOWS
 from polyquant.conversion import work
 from polyquant.conversion.costs import step_costs
 from polyquant.conversion.engines.driver import UNITS

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyquant.calibration.shared import SharedCalibration
 from polyquant.conversion.memory import working_limit
 from polyquant.conversion.parts import job_of, source_states
 from polyquant.conversion.read_ahead import window_bytes
@@ -92,6 +91,8 @@ def execute(
             shared = None
             if part is not None:
                 assert isinstance(staging, Staging)
+                from polyquant.calibration.shared import SharedCalibration  # here, for conversions without parts
+
                 shared = SharedCalibration(staging.folder.with_name(CALIBRATION))
             reports = Run(plan, tasks, threads or native.cores(), measure, on_progress, limit, shared).all_tasks(
                 staging

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from polyquant.calibration.stages import TOKENS, WINDOWS
+from polyquant.calibration.sizes import TOKENS, WINDOWS
 from polyquant.errors import PlanError
 from polyquant.formats.steps import Step, by_blocks, cuts_parts, stacks_parts
 from polyquant.types import Action, Affine, TensorSpec, Ternary, as_matrix

@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from polyquant.calibration.shared import SharedCalibration
-from polyquant.calibration.stages import calibration_stages
 from polyquant.conversion import work
 from polyquant.conversion.memory import job_bytes
 from polyquant.conversion.read_ahead import reading_ahead
@@ -32,12 +30,21 @@ from polyquant.storage.phases import phase, waited
 from polyquant.storage.staging import Sink
 from polyquant.types import Affine, as_matrix
 
+if TYPE_CHECKING:
+    from polyquant.calibration.shared import SharedCalibration
+
 __all__ = ["Run"]
 
 _Result: TypeAlias = tuple[ErrorSums | None, str]
 
 _CHEAP = 64
 """Approximate number of weights copied in the time of one trellis search."""
+
+
+def _calibration_stages(*text: Any, **size: Any) -> Any:
+    from polyquant.calibration.stages import calibration_stages  # here, for conversions without calibration
+
+    return calibration_stages(*text, **size)
 
 
 class Run:
@@ -73,7 +80,7 @@ class Run:
                 plan.importance,
                 partial(work.floats, plan.source),
                 self._calibrated,
-                partial(calibration_stages if calibration is None else calibration.stages, plan.source.path),
+                partial(_calibration_stages if calibration is None else calibration.stages, plan.source.path),
                 calibration is not None,
             )
         )

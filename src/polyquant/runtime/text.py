@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError
-from polyquant.runtime.model import Model
 from polyquant.storage.source import Source
+
+if TYPE_CHECKING:
+    from polyquant.runtime.model import Model  # reading a text loads no decoder
 
 __all__ = ["MAX_TEXT_BYTES", "read_text", "text_tokens"]
 

@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from polyquant.architectures.language_model import language_model
-from polyquant.calibration.importance import Summed, measure, unreached
-from polyquant.calibration.stages import TOKENS, WINDOWS
+from polyquant.calibration.importance import Summed, unreached
+from polyquant.calibration.sizes import TOKENS, WINDOWS
+from polyquant.calibration.squares import measure
 from polyquant.errors import printable
 from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.gguf.layout import lay_out

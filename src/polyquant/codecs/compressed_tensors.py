@@ -205,8 +205,7 @@ class CompressedTensors(AffineCodec):
         got = stored_codes(self.name, codes, self.integers, 1 if self.tensor else scales.shape[1])
         rows = slice(start, start + len(codes.codes))
         if self.words:
-            pitch = 4 * out["weight_packed"].shape[1]
-            out["weight_packed"][rows] = code_streams.pack(got.raw, self.bits, pitch, got.shift).view("<i4")
+            code_streams.pack_into(got.raw, out["weight_packed"][rows].view(np.uint8), self.bits, got.shift)
         else:
             shift = np.uint8((got.shift - 2 ** (self.bits - 1)) % 256)
             out["weight"][rows] = ((got.raw + shift) if shift else got.raw).view(np.int8)

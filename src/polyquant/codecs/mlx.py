@@ -108,9 +108,9 @@ class MLX(AffineCodec):
     def pack_rows(self, codes: Affine, start: int, out: dict[str, Any], shape: Shape) -> None:
         """Write rows of codes. Raises CodecError if the codes, scales or biases cannot be held."""
         got = stored_codes(self.name, codes, self.integers, out["scales"].shape[1])
-        rows, pitch = slice(start, start + len(got.raw)), 4 * out["weight"].shape[1]
+        rows = slice(start, start + len(got.raw))
         assert got.bias is not None
-        out["weight"][rows] = code_streams.pack(got.raw, self.bits, pitch, got.shift).view("<u4")
+        code_streams.pack_into(got.raw, out["weight"][rows].view(np.uint8), self.bits, got.shift)
         out["scales"][rows] = stored_table(self.name, "scales", got.scale, out["scales"].dtype)
         out["biases"][rows] = stored_table(self.name, "biases", got.bias, out["biases"].dtype)
 

@@ -27,6 +27,7 @@ __all__ = [
     "pack_blocks",
     "pack_columns",
     "pack_interleaved",
+    "pack_into",
     "pitch_of",
     "unpack",
     "unpack_blocks",
@@ -79,12 +80,18 @@ def unpack(stream: U8, bits: int, count: int, shift: int = 0) -> U8:
 
 def pack(codes: U8, bits: int, pitch: int, shift: int = 0) -> U8:
     """Rows of `pitch` bytes, uint8 [rows, pitch], of codes [rows, count]; the bits after the last code are 0."""
+    out = np.empty((len(codes), pitch), np.uint8)
+    pack_into(codes, out, bits, shift)
+    return out
+
+
+def pack_into(codes: U8, out: U8, bits: int, shift: int = 0) -> None:
+    """Like `pack`, into C-contiguous rows `out`."""
     rows, count = codes.shape
     if (lib := native.lib()) is not None:
-        out = np.empty((rows, pitch), np.uint8)
         lib.pack_codes(np.ascontiguousarray(codes), out, bits, shift)
-        return out
-    out, codes = np.zeros((rows, pitch), np.uint8), codes + np.uint8(shift) & np.uint8(2**bits - 1)
+        return
+    out[:], codes = 0, codes + np.uint8(shift) & np.uint8(2**bits - 1)
     if bits == 8:
         out[:, :count] = codes
     elif 8 % bits == 0:
@@ -98,9 +105,8 @@ def pack(codes: U8, bits: int, pitch: int, shift: int = 0) -> U8:
         padded[:, :count] = codes
         joined = (padded.reshape(rows, eights, 8) << (bits * np.arange(8, dtype=np.uint64))).sum(2, dtype=np.uint64)
         stream = (joined[:, :, None] >> (8 * np.arange(bits, dtype=np.uint64)) & np.uint64(255)).astype(np.uint8)
-        used = min(pitch, eights * bits)
+        used = min(out.shape[1], eights * bits)
         out[:, :used] = stream.reshape(rows, eights * bits)[:, :used]
-    return out
 
 
 # ---------------------------------------------------------------- transposed words

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from polyquant.analysis.report.drawing import ChartProcess, require_packages
-from polyquant.analysis.report.gather import Candidate, gather
-from polyquant.analysis.report.page import MAPS, begin_charts, page, refuse_existing
 from polyquant.cli.console import progress, size
-from polyquant.cli.slow_engine import note_slow_engine
 from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say
 from polyquant.errors import printable
-from polyquant.storage.one_file import write_file
+
+if TYPE_CHECKING:
+    from polyquant.analysis.report.gather import Candidate
 
 
 @click.command(
@@ -49,10 +49,16 @@ def report(
     """
     require_packages()
     target = Path(output)
-    refuse_existing(target, overwrite=overwrite)
-    if text is not None:
-        note_slow_engine()
     with ChartProcess() as process:
+        # Imported while the process starts.
+        from polyquant.analysis.report.gather import gather
+        from polyquant.analysis.report.page import MAPS, begin_charts, page, refuse_existing
+        from polyquant.cli.slow_engine import note_slow_engine
+        from polyquant.storage.one_file import write_file
+
+        refuse_existing(target, overwrite=overwrite)
+        if text is not None:
+            note_slow_engine()
 
         def begin(candidate: Candidate) -> None:
             if len(others) <= MAPS:  # with more, the page shows only some

@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from polyquant.analysis.report.drawing import MEASURED, Spec
 from polyquant.analysis.report.gather import BINS, Candidate, Histogram, Overview, diverging, layer_and_kind
 from polyquant.tables import decibel
 from polyquant.types import Shape
 
 __all__ = [
-    "Spec",
     "divergence_bars",
     "error_map",
     "histogram_bars",
@@ -25,11 +25,7 @@ __all__ = [
     "type_map",
 ]
 
-Spec = dict[str, Any]
-"""A Vega-Lite specification; empty if there is nothing to draw."""
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
-MEASURED = "sans-serif"
-"""The font by which the library places text; the page then shows its own, which may be a fifth wider."""
 
 _WIDTH = 640
 _TEXT = "var(--text)"

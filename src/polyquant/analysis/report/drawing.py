@@ -12,12 +12,17 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from polyquant.analysis.report import drawing_child
-from polyquant.analysis.report.charts import MEASURED, Spec
 from polyquant.errors import UnsupportedError
 
-__all__ = ["ChartProcess", "draw", "require_packages", "svg"]
+__all__ = ["MEASURED", "ChartProcess", "Spec", "draw", "require_packages", "svg"]
+
+Spec = dict[str, Any]
+"""A Vega-Lite specification; empty if there is nothing to draw."""
+MEASURED = "sans-serif"
+"""The font by which the library places text; the page then shows its own, which may be a fifth wider."""
 
 _PACKAGES = {"jinja2": "jinja2", "vl_convert": "vl-convert-python"}
 """Module -> package, of the extra `report`."""

@@ -186,7 +186,7 @@ def _figures(overview: Overview, models: Sequence[Candidate]) -> Iterator[Figure
                 yield Figure(name, candidate.label, _standalone(spec))
 
 
-def _standalone(spec: charts.Spec) -> charts.Spec:
+def _standalone(spec: drawing.Spec) -> drawing.Spec:
     """The chart with the colors of the light theme instead of the page's variables, on white."""
     style = (files(__package__) / "page.css").read_text(encoding="utf-8")
     light = dict(re.findall(r"(--\w+): (#\w+)", style[: style.index("}")]))
@@ -198,7 +198,7 @@ def _standalone(spec: charts.Spec) -> charts.Spec:
             return [resolved(item) for item in value]
         return _VARIABLE.sub(lambda match: light[match[1]], value) if isinstance(value, str) else value
 
-    out: charts.Spec = resolved(spec)
+    out: drawing.Spec = resolved(spec)
     return {**out, "config": {**out["config"], "background": "white", "font": "sans-serif"}}
 
 

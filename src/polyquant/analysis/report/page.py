@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyquant.analysis.report import charts
-from polyquant.analysis.report.charts import Spec
-from polyquant.analysis.report.drawing import ChartProcess, draw, require_packages
+from polyquant.analysis.report.drawing import ChartProcess, Spec, draw, require_packages
 from polyquant.analysis.report.gather import Candidate, Overview, action_of
 from polyquant.errors import PlanError, escaped
 from polyquant.storage.targets import refuse_present

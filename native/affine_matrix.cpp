@@ -50,7 +50,7 @@ void floats_plain(const AffineMatrix& m, size_t first, size_t last, const float*
           row[i] = (float(m.codes[r * m.cols + i]) - (m.offset ? m.offset[r * m.groups + g] : 0.0f)) *
                    m.scale[r * m.groups + g];
       for (size_t t = 0; t < tokens; ++t)
-        packed_set().multiply_floats(row.data(), 1, m.cols, x + t * m.cols, 1, y + t * stride + r, stride);
+        packed_set().multiply_floats(row.data(), 1, m.cols, {x + t * m.cols, nullptr, 1}, y + t * stride + r, stride);
     }
     return;
   }

@@ -2,7 +2,6 @@
 // packed_kernels.hpp.
 #pragma once
 
-#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -209,27 +208,29 @@ void floats_few(const PackedMatrix& w, size_t first, size_t last, const float* x
 
 #endif
 
-// All 256 numbers.
+// A float of the exponent and the fraction, in place, is the number divided by 2^120 or 2^112.
 template <bool e5m2>
-const float* small_floats() {
-  static const auto all = [] {
-    std::array<float, 256> a;
-    for (int i = 0; i < 256; ++i) a[size_t(i)] = small_float<e5m2>(uint8_t(i));
-    return a;
-  }();
-  return all.data();
+PQ_INLINE float shifted_float(uint8_t x) {
+  constexpr int fraction = e5m2 ? 2 : 3;
+  constexpr uint32_t infinity = 0x7c;  // of E5M2; above it, and at the end of E4M3, is NaN
+  const uint32_t bits = x, magnitude = bits & 0x7f;
+  const float number = std::bit_cast<float>(magnitude << (23 - fraction)) * (e5m2 ? 0x1p112f : 0x1p120f);
+  const float special =
+      e5m2 && magnitude == infinity ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+  const float all = magnitude < (e5m2 ? infinity : 0x7f) ? number : special;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(all) | (bits & 0x80) << 24);
 }
 
 template <bool e5m2>
 void dequantize_floats(const PackedMatrix& w, size_t v, float* row) {
   const Tables& t = w.tables;
   const uint8_t* line = w.data + v * w.line_bytes;
-  const float* table = small_floats<e5m2>();
   float* const scale = table_scratch(2 * (t.groups + 8));
   group_scales(w, v, false, scale, scale + t.groups + 8);
   for (size_t g = 0, k = 0; g < t.groups; ++g) {
     const size_t end = w.cols - k < t.group ? w.cols : k + t.group;
-    for (; k < end; ++k) row[k] = table[line[k]] * scale[g];
+    const float s = scale[g];
+    for (; k < end; ++k) row[k] = shifted_float<e5m2>(line[k]) * s;
   }
 }
 

@@ -55,7 +55,7 @@ std::span<const PackedKernel> grouped_kernels() {
 
 namespace {
 
-thread_local Room panel_room, row_room, input_room, lane_room, table_room;
+thread_local Room panel_room, row_room, input_room, lane_room, float_room, table_room;
 
 }  // namespace
 
@@ -154,23 +154,37 @@ Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bo
   return {q, paired, scale, sum16, sum32, tokens, padded, how != Rounding::block, joint_rows};
 }
 
-void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens, size_t stride) {
+FloatInputs float_inputs(Room& room, const float* x, size_t tokens, size_t cols) {
+  const auto put = packed_set().put_float_lanes;
+  if (tokens <= kFewTokens || !put) return {x, nullptr, tokens};
+  const size_t vectors = lane_vectors(tokens);
+  auto* const lanes = reinterpret_cast<float*>(room.at_least(vectors * kLaneWidth * cols * sizeof(float)));
+  parallel_for(vectors, [&](size_t v) {
+    const size_t first = v * kLaneWidth;
+    put(x + first * cols, std::min(kLaneWidth, tokens - first), cols, lanes + first * cols);
+  });
+  return {x, lanes, tokens};
+}
+
+void float_rows(const PackedJob& job, size_t first, size_t last, const FloatInputs& in, size_t stride) {
   const PackedMatrix& w = *job.matrix;
+  constexpr size_t in_cache = 256 << 10;
+  const size_t most = in.tokens > kFewTokens ? in_cache / (w.cols * sizeof(float)) / 8 * 8 : 8;
+  const size_t several = std::clamp<size_t>(most, 8, kFloatRows);
   // Floats are multiplied in place, unless they are misaligned in the file.
   const bool floats = job.dequantizer && job.dequantizer->weights == 1 && job.dequantizer->bytes == sizeof(float) &&
                       w.lanes == 1 && w.scale == 1.0f;
   if (floats && reinterpret_cast<uintptr_t>(w.data) % alignof(float) == 0) {
     const auto* all = reinterpret_cast<const float*>(w.data);
-    for (size_t v = first; v < last; v += 8)
-      packed_set().multiply_floats(all + v * w.cols, std::min<size_t>(8, last - v), w.cols, x, tokens, job.y + v,
-                                   stride);
+    for (size_t v = first; v < last; v += several)
+      packed_set().multiply_floats(all + v * w.cols, std::min(several, last - v), w.cols, in, job.y + v, stride);
     return;
   }
-  if (job.kernel && job.kernel->floats && tokens <= kFewTokens)
-    return job.kernel->floats(w, first, last, x, tokens, job.y, stride);
-  auto* rows = reinterpret_cast<float*>(row_room.at_least((8 * w.cols + 8) * sizeof(float)));
+  if (job.kernel && job.kernel->floats && in.tokens <= kFewTokens)
+    return job.kernel->floats(w, first, last, in.x, in.tokens, job.y, stride);
   // Rows of several lanes are not contiguous: one at a time.
-  const size_t together = w.lanes == 1 ? 8 : 1;
+  const size_t together = w.lanes == 1 ? several : 1;
+  auto* rows = reinterpret_cast<float*>(row_room.at_least((together * w.cols + 8) * sizeof(float)));
   for (size_t v = first; v < last; v += together) {
     const size_t n = std::min(together, last - v);
     for (size_t i = 0; i < n; ++i) {
@@ -180,9 +194,9 @@ void float_rows(const PackedJob& job, size_t first, size_t last, const float* x,
       else
         job.kernel->dequantize(w, v + i, row);
     }
-    packed_set().multiply_floats(rows, n, w.cols, x, tokens, job.y + w.row(v), stride);
+    packed_set().multiply_floats(rows, n, w.cols, in, job.y + w.row(v), stride);
     if (w.scale != 1.0f)
-      for (size_t t = 0; t < tokens; ++t)
+      for (size_t t = 0; t < in.tokens; ++t)
         for (size_t i = 0; i < n; ++i) job.y[t * stride + w.row(v + i)] *= w.scale;
   }
 }
@@ -198,17 +212,19 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   };
   thread_local std::vector<Piece> pieces;
   pieces.clear();
-  bool integers = false;
+  bool integers = false, floats = false;
   size_t bytes = 0;
   for (const PackedJob& job : jobs) bytes += job.matrix->rows / job.matrix->lanes * job.matrix->line_bytes;
   for (size_t j = 0; j < jobs.size(); ++j) {
     const PackedMatrix& w = *jobs[j].matrix;
-    integers = integers || jobs[j].integers(rounding);
+    (jobs[j].integers(rounding) ? integers : floats) = true;
     const size_t step = rows_of_a_chunk(w, share_of_a_chunk(bytes));
     for (size_t first = 0; first < w.rows; first += step) pieces.push_back({j, first, std::min(w.rows, first + step)});
   }
   Activations a{};
   if (integers) a = rounded(x, jobs[0].matrix->cols, tokens, rounding, tokens <= kFewTokens);
+  const FloatInputs in =
+      floats ? float_inputs(float_room, x, tokens, jobs[0].matrix->cols) : FloatInputs{x, nullptr, tokens};
   const auto in_lanes = [&](const PackedJob& job) { return job.integers(rounding) && tokens > job.kernel->alone; };
   if (std::any_of(jobs.begin(), jobs.end(), in_lanes)) {
     a.lanes = lanes_in(lane_room, lane_vectors(tokens), a.padded);
@@ -221,7 +237,7 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
     if (job.integers(rounding))
       job.kernel->multiply(*job.matrix, piece.first, piece.last, a, job.y, stride);
     else
-      float_rows(job, piece.first, piece.last, x, tokens, stride);
+      float_rows(job, piece.first, piece.last, in, stride);
   });
 }
 

@@ -79,6 +79,8 @@ struct PackedMatrix {
 
 // Maximum number of tokens multiplied row by row, which reads Activations::paired.
 constexpr size_t kFewTokens = 4;
+// Maximum number of rows of floats multiplied at a time.
+constexpr size_t kFloatRows = 32;
 
 // rows [first, last) in the order of PackedMatrix::row's argument; y[t * stride + row].
 struct PackedKernel {
@@ -94,6 +96,14 @@ struct PackedKernel {
   size_t alone = kFewTokens;  // the largest number of tokens that need no Activations::lanes
 };
 
+// Float activations. lanes: of five and more tokens, vectors of kLaneWidth tokens side by side, zeros after the last
+// token; portable kernels do not read them.
+struct FloatInputs {
+  const float* x;      // [T, K]
+  const float* lanes;  // [vectors, K, kLaneWidth]
+  size_t tokens;
+};
+
 // The functions of one instruction set, and type-independent loops.
 struct PackedSet {
   const char* name;
@@ -101,9 +111,10 @@ struct PackedSet {
   // 32 * n floats -> codes, scales and sums (ops/matmul.py's rounding, bit for bit); wide: n is a multiple of 4
   void (*round_blocks)(const float* x, size_t blocks, bool wide, int8_t* q, float* scale, float* sum16, float* sum32);
   void (*round_token)(const float* x, size_t count, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32);
-  // y[t * stride + r] = sum_k x[t * cols + k] * w[r * cols + k], rows at most 8
-  void (*multiply_floats)(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y,
-                          size_t stride);
+  // y[t * stride + r] = sum_k x[t * cols + k] * w[r * cols + k], rows at most kFloatRows
+  void (*multiply_floats)(const float* w, size_t rows, size_t cols, const FloatInputs& in, float* y, size_t stride);
+  // A vector of FloatInputs::lanes of at most kLaneWidth tokens x; null if the kernels do not read them
+  void (*put_float_lanes)(const float* x, size_t tokens, size_t cols, float* lanes);
 };
 
 // Kernels of matrices with tables, by instruction set: "2.32" is 2 bits with a scale per 32 columns or more.

@@ -122,9 +122,10 @@ void multiply_rows(const PackedJob& job, size_t first, size_t last, const Input&
                    const SideBySide& lanes, float* y, size_t stride) {
   if (job.integers(in.rounding))
     return job.kernel->multiply(*job.matrix, first, last, in.rows(row, count, lanes), y, stride);
+  thread_local Room room;
   PackedJob here = job;
   here.y = y;
-  float_rows(here, first, last, in.x + row * in.cols, count, stride);
+  float_rows(here, first, last, float_inputs(room, in.x + row * in.cols, count, in.cols), stride);
 }
 
 // Several assignments: computed in thread-local memory first, because their rows of y are scattered.

@@ -42,7 +42,10 @@ SideBySide lanes_in(Room& room, size_t vectors, size_t padded);
 SideBySide lanes_from(const SideBySide& lanes, size_t vector, size_t padded);
 void put_side_by_side(const Activations& a, const SideBySide& to, size_t unit);
 
-// Dequantizes rows [first, last) and multiplies them by x [tokens, cols].
-void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens, size_t stride);
+// x [tokens, cols] with its lanes, if there are enough tokens for them.
+FloatInputs float_inputs(Room& room, const float* x, size_t tokens, size_t cols);
+
+// Dequantizes rows [first, last) and multiplies them by the inputs.
+void float_rows(const PackedJob& job, size_t first, size_t last, const FloatInputs& in, size_t stride);
 
 }  // namespace polyquant

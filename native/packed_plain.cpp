@@ -3,7 +3,7 @@
 namespace polyquant {
 
 const PackedSet& packed_plain() {
-  static constexpr PackedSet set{"plain", kKernels, round_blocks, round_token, multiply_floats};
+  static constexpr PackedSet set{"plain", kKernels, round_blocks, round_token, multiply_floats, kPutFloatLanes};
   return set;
 }
 

@@ -24,59 +24,124 @@ PQ_INLINE float dot_floats(const float* w, const float* x, size_t cols) {
   return sum8(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3]))) + rest;
 }
 
-// panel [cols][8 rows]
-template <int N>
-PQ_INLINE void floats_times(const float* panel, size_t rows, size_t cols, const float* x, float* y, size_t stride) {
-  __m256 acc[N];
-  for (int n = 0; n < N; ++n) acc[n] = _mm256_setzero_ps();
+// out [vectors][8 rows][kLaneWidth] of a panel [cols][8 rows] and vectors of lanes. Each sum is one chain over the
+// columns: the same bits for any number of tokens.
+template <int vectors>
+[[gnu::noinline]] void floats_tile(const float* panel, size_t cols, const float* lanes, float* out) {
+  static_assert(kLaneWidth == 16);
+#if defined(__AVX512F__)
+  __m512 acc[vectors][8];
+  PQ_UNROLL
+  for (int i = 0; i < 8 * vectors; ++i) acc[i / 8][i % 8] = _mm512_setzero_ps();
   for (size_t k = 0; k < cols; ++k) {
-    const __m256 w = _mm256_load_ps(panel + 8 * k);
-    for (int n = 0; n < N; ++n) acc[n] = _mm256_fmadd_ps(w, _mm256_broadcast_ss(x + size_t(n) * cols + k), acc[n]);
+    __m512 x[vectors];
+    PQ_UNROLL
+    for (int v = 0; v < vectors; ++v) x[v] = _mm512_loadu_ps(lanes + (size_t(v) * cols + k) * kLaneWidth);
+    PQ_UNROLL
+    for (int r = 0; r < 8; ++r) {
+      const __m512 w = _mm512_set1_ps(panel[8 * k + size_t(r)]);
+      PQ_UNROLL
+      for (int v = 0; v < vectors; ++v) acc[v][r] = _mm512_fmadd_ps(w, x[v], acc[v][r]);
+    }
   }
-  for (int n = 0; n < N; ++n) {
-    alignas(32) float out[8];
-    _mm256_store_ps(out, acc[n]);
-    for (size_t r = 0; r < rows; ++r) y[size_t(n) * stride + r] = out[r];
-  }
+  PQ_UNROLL
+  for (int i = 0; i < 8 * vectors; ++i) _mm512_store_ps(out + 16 * i, acc[i / 8][i % 8]);
+#else
+  for (int v = 0; v < vectors; ++v, lanes += cols * kLaneWidth)
+    for (int half = 0; half < 2; ++half, out += 4 * kLaneWidth) {  // 16 registers hold the sums of four rows
+      __m256 acc[4][2];
+      PQ_UNROLL
+      for (int i = 0; i < 8; ++i) acc[i / 2][i % 2] = _mm256_setzero_ps();
+      for (size_t k = 0; k < cols; ++k) {
+        const __m256 low = _mm256_loadu_ps(lanes + k * kLaneWidth), high = _mm256_loadu_ps(lanes + k * kLaneWidth + 8);
+        PQ_UNROLL
+        for (int r = 0; r < 4; ++r) {
+          const __m256 w = _mm256_broadcast_ss(panel + 8 * k + size_t(4 * half + r));
+          acc[r][0] = _mm256_fmadd_ps(w, low, acc[r][0]), acc[r][1] = _mm256_fmadd_ps(w, high, acc[r][1]);
+        }
+      }
+      PQ_UNROLL
+      for (int i = 0; i < 8; ++i) _mm256_store_ps(out + 8 * i, acc[i / 2][i % 2]);
+    }
+#endif
 }
 
-void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
-  if (tokens <= kFewTokens) {
-    for (size_t r = 0; r < rows; ++r)
-      for (size_t t = 0; t < tokens; ++t) y[t * stride + r] = dot_floats(w + r * cols, x + t * cols, cols);
-    return;
+// A tile [8 rows][kLaneWidth] -> y of `count` tokens.
+PQ_INLINE void put_floats(const float* tile, size_t rows, size_t count, float* y, size_t stride) {
+  for (size_t t = 0; rows == 8 && t < count; t += 8) {
+    alignas(32) float out[64];
+    put_eight(out, [&](int r) { return _mm256_castps_si256(_mm256_load_ps(tile + size_t(r) * kLaneWidth + t)); });
+    for (size_t i = t; i < count && i < t + 8; ++i) _mm256_storeu_ps(y + i * stride, _mm256_load_ps(out + 8 * (i - t)));
   }
-  auto* panel = reinterpret_cast<float*>(scratch(8 * cols * sizeof(float)));
+  for (size_t r = 0; rows < 8 && r < rows; ++r)
+    for (size_t t = 0; t < count; ++t) y[t * stride + r] = tile[r * kLaneWidth + t];
+}
+
+// w [rows][cols] -> [cols][8 rows], zeros after the last row.
+PQ_INLINE void float_panel(const float* w, size_t rows, size_t cols, float* panel) {
   size_t k = 0;
   for (; rows == 8 && k + 8 <= cols; k += 8)
     put_eight(panel + 8 * k, [&](int r) { return _mm256_castps_si256(_mm256_loadu_ps(w + size_t(r) * cols + k)); });
   for (; k < cols; ++k)
     for (size_t r = 0; r < 8; ++r) panel[8 * k + r] = r < rows ? w[r * cols + k] : 0.0f;
-  size_t t = 0;
-  for (; t + 8 <= tokens; t += 8) floats_times<8>(panel, rows, cols, x + t * cols, y + t * stride, stride);
-  const auto rest = [&]<int N>() {  // of the other tokens, at most seven
-    if (tokens - t == N) floats_times<N>(panel, rows, cols, x + t * cols, y + t * stride, stride);
-  };
-  [&]<int... n>(std::integer_sequence<int, n...>) {
-    (rest.template operator()<n + 1>(), ...);
-  }(std::make_integer_sequence<int, 7>{});
 }
+
+void multiply_floats(const float* w, size_t rows, size_t cols, const FloatInputs& in, float* y, size_t stride) {
+  if (in.tokens <= kFewTokens) {
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t t = 0; t < in.tokens; ++t) y[t * stride + r] = dot_floats(w + r * cols, in.x + t * cols, cols);
+    return;
+  }
+  auto* const panels = reinterpret_cast<float*>(scratch((rows + 7) / 8 * 8 * cols * sizeof(float)));
+  const auto rows_from = [=](size_t r) { return rows - r < 8 ? rows - r : 8; };
+  for (size_t r = 0; r < rows; r += 8) float_panel(w + r * cols, rows_from(r), cols, panels + r * cols);
+  const auto times = [&]<int vectors>(std::integral_constant<int, vectors>, size_t token) {
+    for (size_t r = 0; r < rows; r += 8) {
+      alignas(64) float out[vectors][8 * kLaneWidth];
+      floats_tile<vectors>(panels + r * cols, cols, in.lanes + token * cols, out[0]);
+      for (size_t v = 0, t = token; v < vectors; ++v, t += kLaneWidth)
+        put_floats(out[v], rows_from(r), in.tokens - t < kLaneWidth ? in.tokens - t : kLaneWidth, y + t * stride + r,
+                   stride);
+    }
+  };
+  size_t t = 0;
+  for (; t + kLaneWidth < in.tokens; t += 2 * kLaneWidth) times(std::integral_constant<int, 2>{}, t);
+  if (t < in.tokens) times(std::integral_constant<int, 1>{}, t);
+}
+
+void put_float_lanes(const float* x, size_t tokens, size_t cols, float* lanes) {
+  for (size_t half = 0; half < kLaneWidth; half += 8) {
+    size_t k = 0;
+    for (; half + 8 <= tokens && k + 8 <= cols; k += 8) {
+      __m256i v[8];
+      for (size_t t = 0; t < 8; ++t) v[t] = _mm256_castps_si256(_mm256_loadu_ps(x + (half + t) * cols + k));
+      transpose8(v);
+      for (size_t i = 0; i < 8; ++i) _mm256_store_ps(lanes + (k + i) * kLaneWidth + half, _mm256_castsi256_ps(v[i]));
+    }
+    for (; k < cols; ++k)
+      for (size_t t = half; t < half + 8; ++t) lanes[k * kLaneWidth + t] = t < tokens ? x[t * cols + k] : 0.0f;
+  }
+}
+
+constexpr auto kPutFloatLanes = put_float_lanes;
 
 #else
 
-void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
+void multiply_floats(const float* w, size_t rows, size_t cols, const FloatInputs& in, float* y, size_t stride) {
   for (size_t r = 0; r < rows; ++r)
-    for (size_t t = 0; t < tokens; ++t) {
+    for (size_t t = 0; t < in.tokens; ++t) {
       float lanes[8] = {};
       size_t k = 0;
       for (; k + 8 <= cols; k += 8)
-        for (size_t l = 0; l < 8; ++l) lanes[l] += w[r * cols + k + l] * x[t * cols + k + l];
+        for (size_t l = 0; l < 8; ++l) lanes[l] += w[r * cols + k + l] * in.x[t * cols + k + l];
       float sum = 0;
-      for (; k < cols; ++k) sum += w[r * cols + k] * x[t * cols + k];
+      for (; k < cols; ++k) sum += w[r * cols + k] * in.x[t * cols + k];
       for (float l : lanes) sum += l;
       y[t * stride + r] = sum;
     }
 }
+
+constexpr decltype(PackedSet::put_float_lanes) kPutFloatLanes = nullptr;
 
 #endif
 

@@ -98,7 +98,7 @@ def test_results_of_five_and_more_tokens_are_the_same_bits(name: str, kernels: s
     x = (3 * rng.standard_normal((24, k))).astype(np.float32)
     for rounding in ROUNDINGS:
         many = group(x, rounding)[0]
-        for tokens in (5, 8, 9, 12, 13, 16, 17) if rounding != "none" else (8, 16):
+        for tokens in (5, 8, 9, 12, 13, 16, 17):
             np.testing.assert_array_equal(group(x[:tokens], rounding)[0], many[:tokens], err_msg=f"{tokens} {rounding}")
 
 
@@ -137,6 +137,22 @@ def test_more_tokens_and_rows_than_fit_the_cache(name: str, kernels: str) -> Non
         assert (np.abs(y - seen @ w.T) <= 3e-6 * (np.abs(seen) @ np.abs(w.T))).all()
         for first in range(0, 70, 10):
             np.testing.assert_array_equal(group(x[first : first + 10], rounding)[0], y[first : first + 10])
+
+
+@pytest.mark.parametrize("name", ["f32", "bf16"])
+@pytest.mark.parametrize(("rows", "k"), [(76, 1031), (33, 8), (7, 40), (41, 9000)])
+def test_floats_of_any_shape(name: str, rows: int, k: int, kernels: str) -> None:
+    """Panels and vectors of tokens may be incomplete; with many columns, fewer rows are multiplied together."""
+    rng = np.random.default_rng(17)
+    codec = pq.codec(name)
+    parts = packed_weight(name, rows, k, rng)
+    group = Group([codec.packed(parts, (rows, k))], [rows])
+    x = (3 * rng.standard_normal((50, k))).astype(np.float32)
+    w = codec.dequantize(parts, (rows, k)).astype(np.float64)
+    y, wide = group(x, "none")[0], x.astype(np.float64)
+    assert (np.abs(y - wide @ w.T) <= 2e-7 * k**0.5 * (np.abs(wide) @ np.abs(w.T))).all()
+    for tokens in (5, 16, 17, 32, 33, 48, 49):
+        np.testing.assert_array_equal(group(x[:tokens], "none")[0], y[:tokens], err_msg=str(tokens))
 
 
 def test_several_matrices_share_an_input() -> None:

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -182,6 +183,11 @@ void float_rows(const PackedJob& job, size_t first, size_t last, const FloatInpu
   }
   if (job.kernel && job.kernel->floats && in.tokens <= kFewTokens)
     return job.kernel->floats(w, first, last, in.x, in.tokens, job.y, stride);
+  const std::string_view number = job.dequantizer ? job.dequantizer->name : "";
+  const auto halves = packed_set().multiply_halves;
+  if (halves && (number == "bf16" || number == "f16") && in.tokens <= kFewTokens && w.lanes == 1 && w.scale == 1.0f)
+    return halves(w.data + first * w.line_bytes, number == "bf16", last - first, w.cols, in.x, in.tokens, job.y + first,
+                  stride);
   // Rows of several lanes are not contiguous: one at a time.
   const size_t together = w.lanes == 1 ? several : 1;
   auto* rows = reinterpret_cast<float*>(row_room.at_least((together * w.cols + 8) * sizeof(float)));

@@ -113,6 +113,9 @@ struct PackedSet {
   void (*round_token)(const float* x, size_t count, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32);
   // y[t * stride + r] = sum_k x[t * cols + k] * w[r * cols + k], rows at most kFloatRows
   void (*multiply_floats)(const float* w, size_t rows, size_t cols, const FloatInputs& in, float* y, size_t stride);
+  // The same of rows [rows, cols] of 16-bit floats and at most kFewTokens tokens; null if they must be dequantized
+  void (*multiply_halves)(const uint8_t* w, bool bfloat, size_t rows, size_t cols, const float* x, size_t tokens,
+                          float* y, size_t stride);
   // A vector of FloatInputs::lanes of at most kLaneWidth tokens x; null if the kernels do not read them
   void (*put_float_lanes)(const float* x, size_t tokens, size_t cols, float* lanes);
 };

@@ -4,7 +4,8 @@
 namespace polyquant {
 
 const PackedSet& packed_avx2() {
-  static constexpr PackedSet set{"AVX2", kKernels, round_blocks, round_token, multiply_floats, kPutFloatLanes};
+  static constexpr PackedSet set{"AVX2",          kKernels,        round_blocks,  round_token,
+                                 multiply_floats, kMultiplyHalves, kPutFloatLanes};
   return set;
 }
 

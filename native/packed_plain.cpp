@@ -3,7 +3,8 @@
 namespace polyquant {
 
 const PackedSet& packed_plain() {
-  static constexpr PackedSet set{"plain", kKernels, round_blocks, round_token, multiply_floats, kPutFloatLanes};
+  static constexpr PackedSet set{"plain",         kKernels,        round_blocks,  round_token,
+                                 multiply_floats, kMultiplyHalves, kPutFloatLanes};
   return set;
 }
 

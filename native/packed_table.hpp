@@ -24,6 +24,60 @@ PQ_INLINE float dot_floats(const float* w, const float* x, size_t cols) {
   return sum8(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3]))) + rest;
 }
 
+// The number at `p` of two bytes, and eight of them.
+template <bool bfloat>
+PQ_INLINE float half_number(const uint8_t* p) {
+  const auto bits = load<uint16_t>(p);
+  return bfloat ? bfloat_to_float(bits) : half_to_float(bits);
+}
+template <bool bfloat>
+PQ_INLINE __m256 half_numbers(const uint8_t* p) {
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  if constexpr (bfloat) return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+  return _mm256_cvtph_ps(x);
+}
+
+// One row times N tokens, with the sums of dot_floats.
+template <bool bfloat, int N>
+PQ_INLINE void halves_row(const uint8_t* w, size_t cols, const float* x, float* y, size_t stride) {
+  __m256 acc[N][4];
+  PQ_UNROLL
+  for (int i = 0; i < 4 * N; ++i) acc[i / 4][i % 4] = _mm256_setzero_ps();
+  size_t k = 0;
+  for (; k + 32 <= cols; k += 32) {
+    PQ_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const __m256 numbers = half_numbers<bfloat>(w + 2 * (k + size_t(8 * i)));
+      PQ_UNROLL
+      for (int n = 0; n < N; ++n)
+        acc[n][i] = _mm256_fmadd_ps(numbers, _mm256_loadu_ps(x + size_t(n) * cols + k + size_t(8 * i)), acc[n][i]);
+    }
+  }
+  for (int n = 0; n < N; ++n) {
+    float rest = 0;
+    for (size_t i = k; i < cols; ++i) rest += half_number<bfloat>(w + 2 * i) * x[size_t(n) * cols + i];
+    y[size_t(n) * stride] =
+        sum8(_mm256_add_ps(_mm256_add_ps(acc[n][0], acc[n][1]), _mm256_add_ps(acc[n][2], acc[n][3]))) + rest;
+  }
+}
+
+template <bool bfloat>
+PQ_INLINE void halves_rows(const uint8_t* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y,
+                           size_t stride) {
+  for (size_t r = 0; r < rows; ++r, w += 2 * cols, ++y) {
+    if (tokens >= 2) halves_row<bfloat, 2>(w, cols, x, y, stride);
+    if (tokens == 4) halves_row<bfloat, 2>(w, cols, x + 2 * cols, y + 2 * stride, stride);
+    if (tokens % 2) halves_row<bfloat, 1>(w, cols, x + (tokens - 1) * cols, y + (tokens - 1) * stride, stride);
+  }
+}
+
+void multiply_halves(const uint8_t* w, bool bfloat, size_t rows, size_t cols, const float* x, size_t tokens, float* y,
+                     size_t stride) {
+  (bfloat ? halves_rows<true> : halves_rows<false>)(w, rows, cols, x, tokens, y, stride);
+}
+
+constexpr auto kMultiplyHalves = multiply_halves;
+
 // out [vectors][8 rows][kLaneWidth] of a panel [cols][8 rows] and vectors of lanes. Each sum is one chain over the
 // columns: the same bits for any number of tokens.
 template <int vectors>
@@ -141,6 +195,7 @@ void multiply_floats(const float* w, size_t rows, size_t cols, const FloatInputs
     }
 }
 
+constexpr decltype(PackedSet::multiply_halves) kMultiplyHalves = nullptr;
 constexpr decltype(PackedSet::put_float_lanes) kPutFloatLanes = nullptr;
 
 #endif

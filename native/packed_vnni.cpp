@@ -4,7 +4,8 @@
 namespace polyquant {
 
 const PackedSet& packed_vnni() {
-  static constexpr PackedSet set{"AVX-512 VNNI", kKernels, round_blocks, round_token, multiply_floats, kPutFloatLanes};
+  static constexpr PackedSet set{"AVX-512 VNNI",  kKernels,        round_blocks,  round_token,
+                                 multiply_floats, kMultiplyHalves, kPutFloatLanes};
   return set;
 }
 

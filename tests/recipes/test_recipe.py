@@ -79,3 +79,19 @@ def test_a_bad_rule_is_refused(text):
 def test_unknown_names_suggest_similar_ones():
     with pytest.raises(UnknownNameError, match="q4_k_m"):
         load_recipe("q4_km")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('base = "q9_z"', "no codec is named 'q9_z'"),
+        ('[[rules]]\nmatch = "*"\ncodec = "gptq.9"', "no codec is named 'gptq.9'; did you mean"),
+        ('extends = "q4_k_x"', "no recipe is named 'q4_k_x'; did you mean q4_k_s"),
+    ],
+)
+def test_an_unknown_name_in_a_file_tells_the_file(tmp_path, text, says):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UnknownNameError) as caught:
+        load_recipe(str(path))
+    assert str(caught.value).startswith(f"{path}: {says}")

@@ -112,7 +112,7 @@ def _print(result: Evaluation) -> None:
         else f"sliding by {result.stride}, every token scored"
     )
     paragraph(
-        f"{result.windows} windows of {result.context} tokens",
+        f"{result.windows} window{'' if result.windows == 1 else 's'} of {result.context} tokens",
         how,
         f"{result.model.tokens} tokens scored",
         f"activations {result.activations}",

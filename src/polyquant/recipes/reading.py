@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from polyquant.errors import InputError, PlanError, UnknownNameError, listed
+from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError, listed
 from polyquant.recipes.recipe import LAYERS, Recipe, Rule
 from polyquant.registry import CODECS, codec, known_codecs
 from polyquant.storage import strict_json
@@ -71,6 +72,16 @@ def _checked(table: object, kinds: Mapping[str, type], what: str, source: object
     return entries
 
 
+@contextmanager
+def _named(source: object) -> Iterator[None]:
+    """Errors of names in a recipe tell its file."""
+    try:
+        yield
+    except PolyquantError as problem:
+        problem.file = problem.file or source
+        raise
+
+
 def _from_table(name: str, table: object, source: object, chain: tuple[str, ...] = ()) -> Recipe:
     """chain: the files that extend this recipe."""
     entries = _checked(table, _RECIPE, f"recipe '{name}'", source)
@@ -82,11 +93,13 @@ def _from_table(name: str, table: object, source: object, chain: tuple[str, ...]
             raise InputError(f"{what} needs match and codec", file=source, found=listed(entry), hint=_DOCUMENTED)
         if entry.get("layers") not in (None, *LAYERS):
             raise InputError(f"{what}: layers must be one of {', '.join(LAYERS)}", file=source, found=entry["layers"])
-        codec(entry["codec"])
+        with _named(source):
+            codec(entry["codec"])
         rules.append(Rule(**entry))
     base = entries.get("base")
     if base is not None:
-        codec(base)
+        with _named(source):
+            codec(base)
     if not 0 <= entries.get("file_type", 0) < 1 << 32:
         what = f"recipe '{name}': file_type is out of range"
         raise InputError(what, file=source, expected="a uint32")
@@ -95,7 +108,8 @@ def _from_table(name: str, table: object, source: object, chain: tuple[str, ...]
         if len(chain) >= _EXTENDED:
             hint = "does a recipe extend itself?"
             raise InputError("too many recipes extend each other", file=source, expected=_EXTENDED, hint=hint)
-        parent = _load(entries["extends"], (*chain, str(source)))
+        with _named(source):
+            parent = _load(entries["extends"], (*chain, str(source)))
         recipe = Recipe(name, base or parent.base, (*rules, *parent.rules), recipe.file_type or parent.file_type)
     return recipe
 

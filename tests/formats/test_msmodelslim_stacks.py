@@ -11,10 +11,10 @@ import pytest
 import polyquant as pq
 from folders import fill
 from format_modules import gguf
+from polyquant.calibration import stages
 from polyquant.calibration.hessians import Moments
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.conversion import plan as planning
-from polyquant.conversion import run
 from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats import smoothing
 from polyquant.formats.msmodelslim import keep
@@ -89,7 +89,7 @@ def source(tmp_path, monkeypatch):
         shape = op.shape([found[name].shape])
         maps.append(TensorMap(target, (name,), shape, op, keep_float=len(shape) < 2))
     monkeypatch.setattr(planning, "_translate", lambda *_: Translation("synthetic", tuple(maps)))
-    monkeypatch.setattr(run, "calibration_stages", Stages)
+    monkeypatch.setattr(stages, "calibration_stages", Stages)
     (tmp_path / "text").write_text("calibration text")
     return tmp_path / "source.gguf"
 

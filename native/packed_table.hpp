@@ -275,7 +275,7 @@ PQ_INLINE I8x put_codes(const F8 (&x)[4], int8_t* q) {
   for (int i = 0; i < 4; ++i) {
     const F8 whole = nearest8(x[i]);
     for (int l = 0; l < 8; ++l) {
-      q[8 * i + l] = std::isfinite(whole[l]) ? int8_t(whole[l]) : int8_t(0);
+      q[8 * i + l] = std::fabs(whole[l]) <= 127 ? int8_t(whole[l]) : int8_t(0);  // NaN in the row: any number
       sums[i < 2 ? 0 : 4] += q[8 * i + l];
     }
   }

@@ -10,6 +10,7 @@ import pytest
 
 import hub_vectors
 import polyquant
+from golden import VECTORS
 from polyquant.codecs.float_codec import factors
 from polyquant.codecs.float_forms import as_ggml, refloated, unfloated
 from polyquant.errors import InputError, PlanError, PolyquantError
@@ -252,6 +253,12 @@ def test_scales_that_ggml_reads_otherwise(byte, tmp_path):
 def test_schemes_that_hold_no_weight(tmp_path):
     with pytest.raises(PlanError, match="no weight can be stored as MXFP4 experts"):
         polyquant.convert(hub_vectors.folder("ct-mxfp4a16"), tmp_path / "out", to="mxfp4", allow_unknown=True)
+
+
+def test_models_without_weights_that_a_scheme_holds(tmp_path):
+    """The codec of the scheme is not suggested where no weight takes it."""
+    with pytest.raises(PlanError, match=r"MXFP4 experts \(found bf16\); choose another format"):
+        polyquant.quantize(VECTORS / "models/tiny-llama-untied/hf", tmp_path / "out", to="mxfp4")
 
 
 # ---------------------------------------------------------------- the programs that read what is written

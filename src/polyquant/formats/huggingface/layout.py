@@ -167,10 +167,12 @@ def _scheme(tensors: Sequence[TensorSpec], wanted: str | None) -> Scheme | None:
             found.setdefault(scheme.name, (scheme, f"{name} ({codec})"))
     if requested is not None and requested.name not in found:
         held = {h.name: None for t in tensors if (h := requested.holding(t.codec, t.shape)) is not None}
+        if not held and any(requested.quantizes(t.name, t.shape) for t in tensors):
+            held = {DEFAULTS[requested.name]: None}
         raise PlanError(
             f"no weight can be stored as {requested.title}",
             found=", ".join(sorted({t.codec.name for t in tensors})) or "no tensors",
-            hint=f"choose {listed(held) or DEFAULTS[requested.name]}, or another format",
+            hint=f"choose {listed(held)}, or another format" if held else "choose another format",
         )
     if len(found) > 1:
         examples = ", ".join(example for _, example in found.values())

@@ -68,7 +68,7 @@ const AffineSet& affine_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   const PackedSet& packed = packed_set();
   if (&packed == &packed_vnni()) return affine_vnni();
-  if (&packed == &packed_avx2()) return affine_avx2();
+  if (&packed != &packed_plain()) return affine_avx2();
 #endif
   return affine_plain();
 }

@@ -10,16 +10,33 @@
 #include <vector>
 
 #include "threads.hpp"
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#endif
 
 namespace polyquant {
 
 namespace {
 
+#if defined(__x86_64__) && defined(__GNUC__)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }  // f16c came before avx2
+
+bool has_avx_vnni() {
+#if defined(POLYQUANT_EMULATE_AVX_VNNI)
+  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl");
+#else
+  unsigned a = 0, b = 0, c = 0, d = 0;  // older compilers have no name for it
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+#endif
+}
+#endif
+
 const PackedSet* best() {
 #if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
     return &packed_vnni();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &packed_avx2();  // f16c came before avx2
+  if (has_avx_vnni()) return &packed_avx_vnni();
+  if (has_avx2()) return &packed_avx2();
 #endif
   return &packed_plain();
 }
@@ -35,9 +52,19 @@ const PackedSet& packed_set() { return *chosen.load(std::memory_order_relaxed); 
 
 void use_plain_kernels(bool plain) { chosen.store(plain ? &packed_plain() : best(), std::memory_order_relaxed); }
 
+bool use_avx_vnni_kernels() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (!has_avx_vnni()) return false;
+  chosen.store(&packed_avx_vnni(), std::memory_order_relaxed);
+  return true;
+#else
+  return false;
+#endif
+}
+
 bool use_avx2_kernels() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  if (best() == &packed_plain()) return false;
+  if (!has_avx2()) return false;
   chosen.store(&packed_avx2(), std::memory_order_relaxed);
   return true;
 #else
@@ -49,6 +76,7 @@ std::span<const PackedKernel> grouped_kernels() {
 #if defined(__x86_64__) && defined(__GNUC__)
   const PackedSet& set = packed_set();
   if (&set == &packed_vnni()) return grouped_vnni();
+  if (&set == &packed_avx_vnni()) return grouped_avx_vnni();
   if (&set == &packed_avx2()) return grouped_avx2();
 #endif
   return grouped_plain();

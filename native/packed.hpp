@@ -124,6 +124,7 @@ struct PackedSet {
 std::span<const PackedKernel> grouped_plain();
 #if defined(__x86_64__) && defined(__GNUC__)
 std::span<const PackedKernel> grouped_avx2();
+std::span<const PackedKernel> grouped_avx_vnni();
 std::span<const PackedKernel> grouped_vnni();
 #endif
 std::span<const PackedKernel> grouped_kernels();  // of packed_set()
@@ -131,11 +132,13 @@ std::span<const PackedKernel> grouped_kernels();  // of packed_set()
 const PackedSet& packed_plain();
 #if defined(__x86_64__) && defined(__GNUC__)
 const PackedSet& packed_avx2();
+const PackedSet& packed_avx_vnni();
 const PackedSet& packed_vnni();
 #endif
 const PackedSet& packed_set();       // the best set that this processor supports
 void use_plain_kernels(bool plain);  // for tests: existing matrices keep their kernels
-bool use_avx2_kernels();             // for tests and benchmarks, until use_plain_kernels; false if there are none
+bool use_avx_vnni_kernels();
+bool use_avx2_kernels();  // for tests and benchmarks, until use_plain_kernels; false if there are none
 
 // At least `bytes` of thread-local memory, aligned to 64; the next call may move it.
 uint8_t* scratch(size_t bytes);

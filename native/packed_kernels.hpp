@@ -158,10 +158,29 @@ PQ_INLINE float sum8(__m256 x) {
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-// Sums of four products each: unsigned bytes u times signed bytes s, added to acc. A pair of products must fit 16 bits.
-PQ_INLINE __m256i dot4(__m256i acc, __m256i u, __m256i s) {
+// acc plus sums of four products each: unsigned bytes u times signed bytes s.
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  return _mm256_dpbusd_epi32(acc, u, s);
+constexpr bool kDotsBytes = true;
+PQ_INLINE __m256i dot_bytes(__m256i acc, __m256i u, __m256i s) { return _mm256_dpbusd_epi32(acc, u, s); }
+#elif defined(PQ_AVX_VNNI)
+// Written as assembly: the same instruction of AVX-512 VNNI stands in for it where a processor lacks AVX-VNNI.
+constexpr bool kDotsBytes = true;
+PQ_INLINE __m256i dot_bytes(__m256i acc, __m256i u, __m256i s) {
+#if defined(POLYQUANT_EMULATE_AVX_VNNI)
+  asm("%{evex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u), "x"(s));
+#else
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u), "x"(s));
+#endif
+  return acc;
+}
+#else
+constexpr bool kDotsBytes = false;
+#endif
+
+// As dot_bytes. Without it a pair of products must fit 16 bits.
+PQ_INLINE __m256i dot4(__m256i acc, __m256i u, __m256i s) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(PQ_AVX_VNNI)
+  return dot_bytes(acc, u, s);
 #else
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
 #endif
@@ -177,11 +196,7 @@ PQ_INLINE __m256i dot32(__m256i w, __m256i a) {
 // As dot32, for two vectors of codes; two pairs of products of unsigned codes fit 16 bits.
 template <class T>
 PQ_INLINE __m256i dot64(__m256i w, __m256i a, __m256i w2, __m256i a2) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  constexpr bool in_16 = false;
-#else
-  constexpr bool in_16 = T::top != 0 && T::top <= 63;
-#endif
+  constexpr bool in_16 = !kDotsBytes && T::top != 0 && T::top <= 63;
   if constexpr (in_16) {
     const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(w, a), _mm256_maddubs_epi16(w2, a2));
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
@@ -201,9 +216,9 @@ PQ_INLINE __m256 two_scales(const float* s) {
 
 // Sums of products of 128 small codes, at most 3 each.
 PQ_INLINE __m256i dot128(const int8_t* w, const int8_t* a) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(PQ_AVX_VNNI)
   __m256i sum = _mm256_setzero_si256();
-  for (int g = 0; g < 4; ++g) sum = _mm256_dpbusd_epi32(sum, bytes32(w + 32 * g), bytes32(a + 32 * g));
+  for (int g = 0; g < 4; ++g) sum = dot_bytes(sum, bytes32(w + 32 * g), bytes32(a + 32 * g));
   return sum;
 #else
   const auto pairs = [&](int g) { return _mm256_maddubs_epi16(bytes32(w + 32 * g), bytes32(a + 32 * g)); };

@@ -1,11 +1,11 @@
-// The tiles of packed_tiles.hpp without VNNI: two registers of eight tokens, or one for the last eight. Pairs of
-// products are summed in words of 16 bits.
+// The tiles of packed_tiles.hpp with 16 registers: two of eight tokens, or one for the last eight. Without AVX-VNNI,
+// pairs of products are summed in words of 16 bits.
 
-// Codes of signed types become unsigned by adding this, if products of pairs still fit 16 bits.
+// Codes of signed types become unsigned by adding this; without AVX-VNNI, if products of pairs still fit 16 bits.
 template <class T>
-constexpr int kRaise = 0;
+constexpr int kRaise = kDotsBytes && T::top == 0 ? 128 : 0;
 template <class T>
-  requires(T::least < 0)
+  requires(T::least < 0 && !kDotsBytes)
 constexpr int kRaise<T> = -T::least;
 
 // Largest code in a panel; 0: signed codes.
@@ -32,9 +32,9 @@ struct PanelUnit<0> {
 };
 
 template <class T, bool wide>
-using UnitOf = PanelUnit<wide           ? 8
-                         : kTop<T> == 0 ? 0
-                                        : together_of(kTop<T>)>;
+using UnitOf = PanelUnit<wide || kDotsBytes ? 8
+                         : kTop<T> == 0     ? 0
+                                            : together_of(kTop<T>)>;
 
 // The signed bytes of even positions as words, and those of odd ones.
 PQ_INLINE __m256i even_words(__m256i x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); }
@@ -88,7 +88,31 @@ PQ_INLINE void sum_pairs(const Unit& p, bool paired, size_t row, int g, int firs
   }
 }
 
-// dot[v][r] += products of `count` times four columns of signed codes, from column 4 * first of group g on.
+// dot[v][r] += products of `count` times four columns, from column 4 * first of group g on.
+template <int V, int R, int count, class Unit>
+PQ_INLINE void add_bytes(const Unit& p, bool paired, size_t row, int g, int first, const int8_t* x,
+                         __m256i (&dot)[V][R]) {
+  const Halves q(p.row[row].q, paired, g);
+  PQ_UNROLL
+  for (int i = 0; i < count; ++i) {
+    const int j = first + i;
+    __m256i a[V];
+    PQ_UNROLL
+    for (int v = 0; v < V; ++v) {
+      a[v] = bytes32(x + 4 * int(kLaneWidth) * j + 32 * v);
+      PQ_KEEP(a[v]);
+    }
+    PQ_UNROLL
+    for (size_t r = 0; r < R; ++r) {
+      const __m256i code = four(q.quad(r, sizeof(Codes), j));
+      PQ_UNROLL
+      for (int v = 0; v < V; ++v) dot[v][r] = dot4(dot[v][r], code, a[v]);
+    }
+  }
+}
+
+// As above, of signed codes, without AVX-VNNI: `count` times four columns of signed codes, from column 4 * first of
+// group g on.
 template <int V, int R, int count, class Unit>
 PQ_INLINE void add_words(const Unit& p, bool paired, size_t row, int g, int first, const int8_t* x,
                          __m256i (&dot)[V][R]) {
@@ -143,14 +167,18 @@ template <int V, int span, bool offset, class Unit>
         PQ_UNROLL
         for (int h = 0; h < subs; ++h) {
           __m256i dot[V][R];
-          if constexpr (Unit::is_signed) {
+          if constexpr (kDotsBytes || Unit::is_signed) {
             PQ_UNROLL
             for (int v = 0; v < V; ++v) PQ_UNROLL
             for (int r = 0; r < R; ++r) dot[v][r] = start[h][v];
+          }
+          if constexpr (kDotsBytes) {
+            add_bytes<V, R, steps>(*p, form.paired, row, g, h * steps, a.q, dot);
+          } else if constexpr (Unit::is_signed) {
             add_words<V, R, steps>(*p, form.paired, row, g, h * steps, a.q, dot);
           }
           PQ_UNROLL
-          for (int j = h * steps; !Unit::is_signed && j < (h + 1) * steps; j += count) {
+          for (int j = h * steps; !kDotsBytes && !Unit::is_signed && j < (h + 1) * steps; j += count) {
             __m256i pairs[V][R];
             sum_pairs<V, R, count, false>(*p, form.paired, row, g, j, a.q, pairs);
             PQ_UNROLL
@@ -197,13 +225,19 @@ template <int V, class Unit>
       __m256i start[V];
       for (int v = 0; v < V; ++v) start[v] = start_of<128>(a.total16 + 8 * v, minus);
       for (size_t row = 0; row < kPanelRows; row += R) {
-        __m256i pairs[V][R] = {};
-        for (int g = 0; g < 4; ++g)
-          sum_pairs<V, R, 8, true>(*p, form.paired, row, 4 * s + g, 0, a.q + 32 * int(kLaneWidth) * g, pairs);
+        __m256i pairs[V][R] = {};  // with AVX-VNNI, sums of four products
+        for (int g = 0; g < 4; ++g) {
+          const int8_t* const q = a.q + 32 * int(kLaneWidth) * g;
+          if constexpr (kDotsBytes)
+            add_bytes<V, R, 8>(*p, form.paired, row, 4 * s + g, 0, q, pairs);
+          else
+            sum_pairs<V, R, 8, true>(*p, form.paired, row, 4 * s + g, 0, q, pairs);
+        }
         for (int v = 0; v < V; ++v)
           for (int r = 0; r < R; ++r) {
             float* const at = out + width * (row + size_t(r)) + 8 * v;
-            const __m256i dot = _mm256_add_epi32(start[v], _mm256_madd_epi16(pairs[v][r], ones));
+            const __m256i sums = kDotsBytes ? pairs[v][r] : _mm256_madd_epi16(pairs[v][r], ones);
+            const __m256i dot = _mm256_add_epi32(start[v], sums);
             const __m256 d = _mm256_broadcast_ss(p->row[row + size_t(r)].d + 4 * s);
             _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dot), d),
                                                  _mm256_loadu_ps(a.scale + 8 * v), _mm256_loadu_ps(at)));

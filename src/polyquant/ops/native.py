@@ -2,7 +2,8 @@
 
 `POLYQUANT_NATIVE=0` in the environment, or `with engine("numpy"):`, disables the native kernels: codes and integer
 products are equal, floating-point products up to rounding, but slower. `POLYQUANT_ISA` forces the instruction set of
-the products of packed weights, for tests and benchmarks: avx512, avx2, plain, or numpy, which is POLYQUANT_NATIVE=0.
+the products of packed weights, for tests and benchmarks: avx512, avxvnni, avx2, plain, or numpy, which is
+POLYQUANT_NATIVE=0.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ try:
 except ImportError:  # the pure package, reported by `doctor`
     _native = None
 
-_ISAS = {"avx512": "AVX-512 VNNI", "avx2": "AVX2", "plain": "plain", "numpy": "numpy"}
+_ISAS = {"avx512": "AVX-512 VNNI", "avxvnni": "AVX-VNNI", "avx2": "AVX2", "plain": "plain", "numpy": "numpy"}
 
 
 def _forced(name: str | None) -> str | None:
@@ -40,6 +41,8 @@ def _forced(name: str | None) -> str | None:
         module = _native
         if module is not None:
             module.use_plain_kernels(name == "plain")
+            if name == "avxvnni":
+                module.use_avx_vnni_kernels()
             if name == "avx2":
                 module.use_avx2_kernels()
         found = "numpy" if module is None else module.packed_set()

@@ -1,0 +1,13 @@
+#if defined(__x86_64__) && defined(__GNUC__)  // compiled with this instruction set: see CMakeLists.txt
+#include "packed_table.hpp"
+
+namespace polyquant {
+
+const PackedSet& packed_avx_vnni() {
+  static constexpr PackedSet set{"AVX-VNNI",      kKernels,        round_blocks,  round_token,
+                                 multiply_floats, kMultiplyHalves, kPutFloatLanes};
+  return set;
+}
+
+}  // namespace polyquant
+#endif

@@ -59,6 +59,16 @@ PQ_INLINE void raise_codes(Unit& p, size_t r) {
 // The compiler would rearrange sums of integers, and then lack registers.
 #define PQ_KEEP(x) asm("" : "+x"(x))
 
+// Columns 4 j ... 4 j + 3 of V times eight tokens.
+template <int V>
+PQ_INLINE void take_tokens(const int8_t* x, int j, __m256i (&a)[V]) {
+  PQ_UNROLL
+  for (int v = 0; v < V; ++v) {
+    a[v] = bytes32(x + 4 * int(kLaneWidth) * j + 32 * v);
+    PQ_KEEP(a[v]);
+  }
+}
+
 // pairs[v][r] = sums of `count` products of pairs of R rows with V times eight tokens, in 16 bits, from column 4 *
 // first of group g on. more: they are added.
 template <int V, int R, int count, bool more, class Unit>
@@ -69,11 +79,7 @@ PQ_INLINE void sum_pairs(const Unit& p, bool paired, size_t row, int g, int firs
   for (int i = 0; i < count; ++i) {
     const int j = first + i;
     __m256i a[V];
-    PQ_UNROLL
-    for (int v = 0; v < V; ++v) {
-      a[v] = bytes32(x + 4 * int(kLaneWidth) * j + 32 * v);
-      PQ_KEEP(a[v]);
-    }
+    take_tokens<V>(x, j, a);
     PQ_UNROLL
     for (size_t r = 0; r < R; ++r) {
       __m256i code = four(q.quad(r, sizeof(Codes), j));
@@ -97,11 +103,7 @@ PQ_INLINE void add_bytes(const Unit& p, bool paired, size_t row, int g, int firs
   for (int i = 0; i < count; ++i) {
     const int j = first + i;
     __m256i a[V];
-    PQ_UNROLL
-    for (int v = 0; v < V; ++v) {
-      a[v] = bytes32(x + 4 * int(kLaneWidth) * j + 32 * v);
-      PQ_KEEP(a[v]);
-    }
+    take_tokens<V>(x, j, a);
     PQ_UNROLL
     for (size_t r = 0; r < R; ++r) {
       const __m256i code = four(q.quad(r, sizeof(Codes), j));

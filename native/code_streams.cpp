@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "simd.hpp"
+#include "transposed.hpp"
 
 namespace polyquant {
 
@@ -184,13 +185,11 @@ size_t tile_words(int bits) { return kTileWords / size_t(bits) * size_t(bits); }
 
 // The tile words[0..height, 0..cols], a row every `pitch` words -> rows[cols, kTileWords], and back.
 PQ_SIMD void rows_of(const uint32_t* words, size_t height, size_t cols, size_t pitch, uint32_t* rows) {
-  for (size_t w = 0; w < height; ++w)
-    for (size_t n = 0; n < cols; ++n) rows[n * kTileWords + w] = words[w * pitch + n];
+  transpose(words, height, cols, pitch, rows, kTileWords);
 }
 
 PQ_SIMD void columns_of(const uint32_t* rows, size_t height, size_t cols, size_t pitch, uint32_t* words) {
-  for (size_t w = 0; w < height; ++w)
-    for (size_t n = 0; n < cols; ++n) words[w * pitch + n] = rows[n * kTileWords + w];
+  transpose(rows, cols, height, kTileWords, words, pitch);
 }
 
 // Byte b of each word holds the nibbles of two rows of codes: kOrder[2 b] (low) and kOrder[2 b + 1] (high).

@@ -5,6 +5,7 @@
 
 #include "simd.hpp"
 #include "threads.hpp"
+#include "transposed.hpp"
 
 namespace polyquant {
 namespace {
@@ -12,18 +13,16 @@ namespace {
 // Tiles of 16 x 16 words: 16 cache lines in, 16 out.
 constexpr size_t kTile = 16;
 
-using Words8 = uint32_t __attribute__((vector_size(32)));
-
 // Bits `mask` of `high` and the bits `shift` above them of `low` change places.
 template <int shift>
-PQ_INLINE void exchange(Words8& low, Words8& high, uint32_t mask) {
-  const Words8 t = ((low >> shift) ^ high) & mask;
+PQ_INLINE void exchange(EightWords& low, EightWords& high, uint32_t mask) {
+  const EightWords t = ((low >> shift) ^ high) & mask;
   high ^= t;
   low ^= t << shift;
 }
 
 // Nibble i of word p and nibble p of word i change places, in eight lanes.
-PQ_INLINE void transpose_nibbles(Words8 (&w)[8]) {
+PQ_INLINE void transpose_nibbles(EightWords (&w)[8]) {
   for (int i = 0; i < 8; i += 2) exchange<4>(w[i], w[i + 1], 0x0f0f0f0fu);
   for (int i = 0; i < 8; i += 4)
     for (int j = 0; j < 2; ++j) exchange<8>(w[i + j], w[i + j + 2], 0x00ff00ffu);
@@ -37,7 +36,7 @@ PQ_SIMD void awq_tile(const uint32_t* words, size_t k, size_t columns, size_t fi
   const size_t n = std::min<size_t>(8, columns - column), last = std::min<size_t>(k, first + 8 * kTile);
   uint32_t tile[64][kTile];
   for (size_t i = first; i < last; i += 8) {
-    Words8 w[8] = {};
+    EightWords w[8] = {};
     for (size_t r = 0; r < 8; ++r) std::memcpy(&w[r], words + (i + r) * columns + column, n * sizeof(uint32_t));
     transpose_nibbles(w);
     for (size_t p = 0; p < 8; ++p) {
@@ -50,17 +49,16 @@ PQ_SIMD void awq_tile(const uint32_t* words, size_t k, size_t columns, size_t fi
     std::memcpy(out + (8 * column + r) * (k / 8) + first / 8, tile[r], (last - first) / 8 * sizeof(uint32_t));
 }
 
+PQ_SIMD void transpose_columns(const uint32_t* words, size_t rows, size_t cols, size_t first, uint32_t* out) {
+  const size_t n = std::min(kTile, cols - first);
+  for (size_t r = 0; r < rows; r += kTile)
+    transpose(words + r * cols + first, std::min(kTile, rows - r), n, cols, out + first * rows + r, rows);
+}
+
 }  // namespace
 
 void transpose_words(const uint32_t* words, size_t rows, size_t cols, uint32_t* out) {
-  parallel_for((cols + kTile - 1) / kTile, [=](size_t c) {
-    const size_t first = c * kTile, last = std::min(cols, first + kTile);
-    for (size_t r = 0; r < rows; r += kTile) {
-      const size_t end = std::min(rows, r + kTile);
-      for (size_t j = first; j < last; ++j)
-        for (size_t i = r; i < end; ++i) out[j * rows + i] = words[i * cols + j];
-    }
-  });
+  parallel_for((cols + kTile - 1) / kTile, [=](size_t c) { transpose_columns(words, rows, cols, c * kTile, out); });
 }
 
 void awq_rows(const uint32_t* words, size_t k, size_t columns, uint32_t* out) {

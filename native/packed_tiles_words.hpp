@@ -156,7 +156,7 @@ PQ_INLINE __m256i start_of(const int16_t* totals, __m256i centre) {
 template <int V, int span, bool offset, class Unit>
 [[gnu::noinline]] void tile(const Unit* p, size_t units, LaneVector a, PanelForm form, float* out) {
   constexpr int subs = 32 / span, steps = span / 4, count = steps < Unit::together ? steps : Unit::together,
-                R = span == 32 && (count == 8 || Unit::is_signed) ? 4 : 2, width = 8 * V;
+                R = kDotsBytes || (span == 32 && (count == 8 || Unit::is_signed)) ? 4 : 2, width = 8 * V;
   const __m256i ones = _mm256_set1_epi16(1), minus = _mm256_set1_epi32(-form.centre);
   const float* sums = span == 16 ? a.sum16 : a.sum32;
   for (size_t u = 0; u < units; ++u, ++p)

@@ -52,25 +52,22 @@ const PackedSet& packed_set() { return *chosen.load(std::memory_order_relaxed); 
 
 void use_plain_kernels(bool plain) { chosen.store(plain ? &packed_plain() : best(), std::memory_order_relaxed); }
 
-bool use_avx_vnni_kernels() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  if (!has_avx_vnni()) return false;
-  chosen.store(&packed_avx_vnni(), std::memory_order_relaxed);
-  return true;
-#else
-  return false;
-#endif
+namespace {
+
+bool use_if(bool possible, const PackedSet& set) {
+  if (possible) chosen.store(&set, std::memory_order_relaxed);
+  return possible;
 }
 
-bool use_avx2_kernels() {
-#if defined(__x86_64__) && defined(__GNUC__)
-  if (!has_avx2()) return false;
-  chosen.store(&packed_avx2(), std::memory_order_relaxed);
-  return true;
+}  // namespace
+
+bool use_avx_vnni_kernels() { return use_if(has_avx_vnni(), packed_avx_vnni()); }
+bool use_avx2_kernels() { return use_if(has_avx2(), packed_avx2()); }
 #else
-  return false;
+bool use_avx_vnni_kernels() { return false; }
+bool use_avx2_kernels() { return false; }
 #endif
-}
 
 std::span<const PackedKernel> grouped_kernels() {
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -137,8 +137,9 @@ const PackedSet& packed_vnni();
 #endif
 const PackedSet& packed_set();       // the best set that this processor supports
 void use_plain_kernels(bool plain);  // for tests: existing matrices keep their kernels
+// For tests and benchmarks, until use_plain_kernels; false if the processor lacks them.
 bool use_avx_vnni_kernels();
-bool use_avx2_kernels();  // for tests and benchmarks, until use_plain_kernels; false if there are none
+bool use_avx2_kernels();
 
 // At least `bytes` of thread-local memory, aligned to 64; the next call may move it.
 uint8_t* scratch(size_t bytes);

@@ -158,14 +158,15 @@ PQ_INLINE float sum8(__m256 x) {
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-// acc plus sums of four products each: unsigned bytes u times signed bytes s.
+// Sums of four products each: unsigned bytes u times signed bytes s, added to acc. Unless kDotsBytes, a pair of
+// products must fit 16 bits.
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 constexpr bool kDotsBytes = true;
-PQ_INLINE __m256i dot_bytes(__m256i acc, __m256i u, __m256i s) { return _mm256_dpbusd_epi32(acc, u, s); }
+PQ_INLINE __m256i dot4(__m256i acc, __m256i u, __m256i s) { return _mm256_dpbusd_epi32(acc, u, s); }
 #elif defined(PQ_AVX_VNNI)
 // Written as assembly: the same instruction of AVX-512 VNNI stands in for it where a processor lacks AVX-VNNI.
 constexpr bool kDotsBytes = true;
-PQ_INLINE __m256i dot_bytes(__m256i acc, __m256i u, __m256i s) {
+PQ_INLINE __m256i dot4(__m256i acc, __m256i u, __m256i s) {
 #if defined(POLYQUANT_EMULATE_AVX_VNNI)
   asm("%{evex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u), "x"(s));
 #else
@@ -175,16 +176,10 @@ PQ_INLINE __m256i dot_bytes(__m256i acc, __m256i u, __m256i s) {
 }
 #else
 constexpr bool kDotsBytes = false;
-#endif
-
-// As dot_bytes. Without it a pair of products must fit 16 bits.
 PQ_INLINE __m256i dot4(__m256i acc, __m256i u, __m256i s) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(PQ_AVX_VNNI)
-  return dot_bytes(acc, u, s);
-#else
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
-#endif
 }
+#endif
 
 // As dot4, for codes that may be negative: |w| times a with the sign of w. |w| = 128 and |a| = 127 still fit.
 template <class T>
@@ -216,15 +211,14 @@ PQ_INLINE __m256 two_scales(const float* s) {
 
 // Sums of products of 128 small codes, at most 3 each.
 PQ_INLINE __m256i dot128(const int8_t* w, const int8_t* a) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(PQ_AVX_VNNI)
-  __m256i sum = _mm256_setzero_si256();
-  for (int g = 0; g < 4; ++g) sum = dot_bytes(sum, bytes32(w + 32 * g), bytes32(a + 32 * g));
-  return sum;
-#else
+  if constexpr (kDotsBytes) {
+    __m256i sum = _mm256_setzero_si256();
+    for (int g = 0; g < 4; ++g) sum = dot4(sum, bytes32(w + 32 * g), bytes32(a + 32 * g));
+    return sum;
+  }
   const auto pairs = [&](int g) { return _mm256_maddubs_epi16(bytes32(w + 32 * g), bytes32(a + 32 * g)); };
   const __m256i sum = _mm256_add_epi16(_mm256_add_epi16(pairs(0), pairs(1)), _mm256_add_epi16(pairs(2), pairs(3)));
   return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
-#endif
 }
 
 // The hardware prefetcher stops at the end of each 4 KiB page: without this, every page starts with a wait for memory.

@@ -45,7 +45,7 @@ struct EightTokens {
   static PQ_INLINE Ints load(const void* p) { return bytes32(p); }
   static PQ_INLINE Ints words(const int16_t* p) { return eight_words(p); }
   static PQ_INLINE Ints all(int32_t x) { return _mm256_set1_epi32(x); }
-  static PQ_INLINE Ints dot(Ints sums, Ints w, Ints x) { return dot_bytes(sums, w, x); }
+  static PQ_INLINE Ints dot(Ints sums, Ints w, Ints x) { return dot4(sums, w, x); }
   static PQ_INLINE Ints add(Ints x, Ints y) { return _mm256_add_epi32(x, y); }
   static PQ_INLINE Ints times(Ints x, Ints y) { return _mm256_mullo_epi32(x, y); }
   static PQ_INLINE Floats numbers(Ints x) { return _mm256_cvtepi32_ps(x); }

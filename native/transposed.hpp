@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 #include "simd.hpp"
 
@@ -19,7 +20,7 @@ PQ_INLINE void transpose_eight(EightWords (&x)[8]) {
     x[i] = __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14);
     x[i + 1] = __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
   }
-  for (int i = 0; i < 6; i += i % 4 == 1 ? 3 : 1) {
+  for (int i : {0, 1, 4, 5}) {
     const EightWords a = x[i], b = x[i + 2];
     x[i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
     x[i + 2] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);

@@ -10,7 +10,10 @@ import math
 import re
 import signal
 import time
+import urllib.error
 import urllib.request
+from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 
 import jsonschema
@@ -218,30 +221,39 @@ def values(text: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
-def settled(log: Path) -> int:
-    """The number of lines, once those of earlier requests are written."""
-    count = -1
-    while count != (count := log.read_text().count("\n")):
-        time.sleep(0.1)
-    return count
+def lines(log: Path) -> list[dict]:
+    """The whole lines of the log."""
+    return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def written(log: Path, before: int, count: int) -> list[dict]:
-    """The lines of the log after the first `before`: they are written after the client has its answer."""
-    for _ in range(1000):
-        if log.read_text().count("\n") >= before + count:
-            break
+def settled(url: str, log: Path) -> int:
+    """The number of lines, once those of earlier requests are written.
+
+    The server writes a line after the client has its answer, and before it answers a request that arrives later.
+    """
+    marker = f"/settled-{time.monotonic_ns()}"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(url.removesuffix("/v1") + marker)
+    return next(n for n, line in enumerate(written(log, 0, marker), 1) if line["path"] == marker)
+
+
+def written(log: Path, before: int, *paths: str) -> list[dict]:
+    """The lines of the log after the first `before`, once there is one per path."""
+    for _ in range(6000):
+        found = lines(log)[before:]
+        if not Counter(paths) - Counter(line["path"] for line in found):
+            return found
         time.sleep(0.01)
-    return [json.loads(line) for line in log.read_text().splitlines()[before:]]
+    raise AssertionError(f"no line for each of {paths} in {found}")
 
 
 def test_metrics_count_requests_and_tokens(client, url, log):
+    start = settled(url, log)
     before = values(fetched(url))
-    lines = settled(log)
     client.completions.create(model="b", prompt=[5, 6, 7], max_tokens=9, temperature=0)
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="x", prompt="a")
-    assert len(written(log, lines, 2)) == 2
+    written(log, start, "/v1/completions", "/v1/completions")
     text = fetched(url)
     after = values(text)
 
@@ -258,24 +270,24 @@ def test_metrics_count_requests_and_tokens(client, url, log):
     assert after["process_resident_memory_bytes"] > 1e7
 
 
-def test_the_log_has_a_line_per_request_without_prompts(client, log):
-    before = settled(log)
+def test_the_log_has_a_line_per_request_without_prompts(client, url, log):
+    before = settled(url, log)
     client.completions.create(model="b", prompt="a secret", max_tokens=5, temperature=0)
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="b", prompt="a secret", n=0)
-    good, bad = written(log, before, 2)
+    good, bad = sorted(written(log, before, *["/v1/completions"] * 2), key=itemgetter("status"))
     assert (good["status"], good["model"], good["completion_tokens"], good["finish"]) == (200, "b", 5, ["length"])
     assert good["seconds"] >= good["first_token_seconds"] > 0 and good["tokens_per_second"] > 0
     assert (bad["status"], bad["error"], bad["disconnected"]) == (400, "invalid_value", False)
     assert "secret" not in log.read_text()
 
 
-def test_a_client_that_leaves_is_logged_with_its_tokens(client, log):
-    before = settled(log)
+def test_a_client_that_leaves_is_logged_with_its_tokens(client, url, log):
+    before = settled(url, log)
     ask = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 500, "n": 32, "temperature": 0}
     with client.completions.create(stream=True, **ask) as stream:
         next(iter(stream))
-    (left,) = written(log, before, 1)
+    (left,) = written(log, before, "/v1/completions")
     assert (left["status"], left["disconnected"], left["prompt_tokens"]) == (200, True, 3)
     assert 0 < left["completion_tokens"] < 32 * 500
 

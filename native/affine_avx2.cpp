@@ -10,7 +10,6 @@ struct Words {
   using Sum = int32_t;
   using Register = __m256i;
   static constexpr size_t cells = 16, rows = 8;
-  static constexpr int chains = 2;
   static constexpr size_t tokens = 2;  // 8 sums, 4 rows, an input and a product fit 16 registers
 
   static PQ_INLINE __m256i load(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -18,14 +17,17 @@ struct Words {
   struct Codes {
     __m256i part[2];
   };
+  using Inputs = const int16_t*;
+  static constexpr uint32_t excess = 0;
   static PQ_INLINE __m256i half(const int8_t* p) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
   static PQ_INLINE Codes codes(const int8_t* p) { return {{half(p), half(p + 16)}}; }
-  static PQ_INLINE __m256i input(const WideInput& x, size_t t, size_t i, int part) {
-    return load(x.words + t * x.padded + i + 16 * part);
+  static PQ_INLINE const int16_t* inputs(const WideInput& x, size_t t, size_t i) { return x.words + t * x.padded + i; }
+  static PQ_INLINE __m256i add(__m256i sums, const Codes& w, const int16_t* x) {
+    return add(add(sums, w.part[0], load(x)), w.part[1], load(x + 16));
   }
-  static PQ_INLINE int32_t total(__m256i a, __m256i b) { return add_lanes(_mm256_add_epi32(a, b)); }
+  static PQ_INLINE __m256i add_codes(__m256i sums, const Codes&) { return sums; }
 
   // In place: otherwise GCC adds into the product and moves it back, eight times per iteration of the inner loop.
   static PQ_INLINE __m256i add(__m256i sums, __m256i w, __m256i x) {

@@ -1,7 +1,8 @@
-// The kernels of affine matrices for 256-bit registers. Included by affine_avx2.cpp and affine_vnni.cpp, which
+// The kernels of affine matrices for 256-bit registers. Included by affine_avx2.cpp and affine_bytes.hpp, which
 // define the integer products:
 //
-//   codes, input, total    few tokens: 32 codes in two parts, the inputs of a part, the sum of both chains
+//   codes, inputs, add     few tokens: 32 codes, the inputs of a token for them, sums += products
+//   excess, add_codes      few tokens: how many times the sum of the codes is in the sums; sums += codes
 //   Cell, Register, Sum    many tokens: an element of a panel, a register of `cells` elements, and the type of sums
 //   load, add              load a register; sums += products
 //   widen                  columns of a row of codes to cells, zero-padded to a multiple of 32
@@ -53,28 +54,37 @@ PQ_INLINE __m256i load_codes(const int8_t* p, size_t n) {
 
 template <class Dot, int rows, int tokens>
 void few(const int8_t* w, size_t cols, const WideInput& x, int32_t* sums, size_t stride) {
-  constexpr int chains = Dot::chains;
-  __m256i s[rows][tokens][chains];
+  __m256i s[rows][tokens], extra[rows];
   PQ_UNROLL
-  for (int r = 0; r < rows; ++r) PQ_UNROLL
-  for (int t = 0; t < tokens; ++t) PQ_UNROLL
-  for (int c = 0; c < chains; ++c) s[r][t][c] = _mm256_setzero_si256();
+  for (int r = 0; r < rows; ++r) {
+    extra[r] = _mm256_setzero_si256();
+    PQ_UNROLL
+    for (int t = 0; t < tokens; ++t) s[r][t] = _mm256_setzero_si256();
+  }
   size_t i = 0;
   for (; i + 32 <= cols; i += 32) {
+    typename Dot::Inputs inputs[tokens];
+    PQ_UNROLL
+    for (int t = 0; t < tokens; ++t) inputs[t] = Dot::inputs(x, size_t(t), i);
     PQ_UNROLL
     for (int r = 0; r < rows; ++r) {
-      const typename Dot::Codes c = Dot::codes(w + size_t(r) * cols + i);
+      const int8_t* p = w + size_t(r) * cols + i;
+      if (i % 64 == 0) _mm_prefetch(reinterpret_cast<const char*>(p + size_t(rows) * cols), _MM_HINT_T0);
+      const typename Dot::Codes c = Dot::codes(p);
+      extra[r] = Dot::add_codes(extra[r], c);
       PQ_UNROLL
-      for (int t = 0; t < tokens; ++t) PQ_UNROLL
-      for (int h = 0; h < chains; ++h) s[r][t][h] = Dot::add(s[r][t][h], c.part[h], Dot::input(x, size_t(t), i, h));
+      for (int t = 0; t < tokens; ++t) s[r][t] = Dot::add(s[r][t], c, inputs[t]);
     }
   }
   PQ_UNROLL
-  for (int r = 0; r < rows; ++r) PQ_UNROLL
-  for (int t = 0; t < tokens; ++t) {
-    int32_t sum = Dot::total(s[r][t][0], s[r][t][1]);
-    for (size_t j = i; j < cols; ++j) sum += int32_t(w[size_t(r) * cols + j]) * x.words[size_t(t) * x.padded + j];
-    sums[size_t(t) * stride + size_t(r)] = sum;
+  for (int r = 0; r < rows; ++r) {
+    const uint32_t subtracted = Dot::excess * uint32_t(add_lanes(extra[r]));
+    PQ_UNROLL
+    for (int t = 0; t < tokens; ++t) {
+      int32_t sum = int32_t(uint32_t(add_lanes(s[r][t])) - subtracted);  // may wrap in between
+      for (size_t j = i; j < cols; ++j) sum += int32_t(w[size_t(r) * cols + j]) * x.words[size_t(t) * x.padded + j];
+      sums[size_t(t) * stride + size_t(r)] = sum;
+    }
   }
 }
 
@@ -85,6 +95,19 @@ void few_rows(const AffineMatrix& m, size_t first, size_t last, const WideInput&
   for (; r + together <= last; r += together)
     few<Dot, together, tokens>(m.codes + r * m.cols, m.cols, x, sums + (r - first), stride);
   for (; r < last; ++r) few<Dot, 1, tokens>(m.codes + r * m.cols, m.cols, x, sums + (r - first), stride);
+}
+
+// Up to kFew tokens, four at a time; the weights of twelve rows stay in L1.
+template <class Dot>
+void few_sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* out, size_t stride) {
+  static constexpr decltype(&few_rows<Dot, 1>) times[] = {few_rows<Dot, 1>, few_rows<Dot, 2>, few_rows<Dot, 3>,
+                                                          few_rows<Dot, 4>};
+  for (size_t r = first; r < last; r += 12)
+    for (size_t t = 0; t < x.tokens; t += 4) {
+      const size_t tokens = std::min<size_t>(4, x.tokens - t);
+      const WideInput some{tokens, x.padded, x.words + t * x.padded, x.bytes + t * x.padded};
+      times[tokens - 1](m, r, std::min(last, r + 12), some, out + t * stride + (r - first), stride);
+    }
 }
 
 // ---------------------------------------------------------------- many tokens: panels of a few rows and 1024 columns
@@ -171,54 +194,68 @@ void many(const AffineMatrix& m, size_t first, size_t last, const typename Dot::
   for (size_t t = 0; t < tokens; ++t) std::copy_n(room.data() + t * padded, rows, out + t * stride);
 }
 
-template <class Dot>
-void few_sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* out, size_t stride) {
-  switch (x.tokens) {
-    case 1:
-      return few_rows<Dot, 1>(m, first, last, x, out, stride);
-    case 2:
-      return few_rows<Dot, 2>(m, first, last, x, out, stride);
-    case 3:
-      return few_rows<Dot, 3>(m, first, last, x, out, stride);
-    default:
-      return few_rows<Dot, 4>(m, first, last, x, out, stride);
-  }
-}
-
 // ---------------------------------------------------------------- floats
 
 PQ_INLINE __m256 eight_floats(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 
-// One row times one to four tokens: group sums in eight lanes and two chains, scaled per lane, reduced at the end.
-template <int tokens>
-void floats_row(const AffineMatrix& m, size_t r, const float* x, float* y, size_t stride) {
+// Some rows times one to four tokens: group sums in eight lanes and two chains, scaled per lane, reduced at the end.
+template <int rows, int tokens>
+void floats_rows(const AffineMatrix& m, size_t first, const float* x, float* y, size_t stride) {
   const size_t size = m.group();
-  const int8_t* w = m.codes + r * m.cols;
-  __m256 total[tokens] = {};
-  float rest[tokens] = {};
+  const int8_t* w = m.codes + first * m.cols;
+  __m256 total[rows][tokens];
+  float rest[rows][tokens] = {};
+  PQ_UNROLL
+  for (int r = 0; r < rows; ++r) PQ_UNROLL
+  for (int t = 0; t < tokens; ++t) total[r][t] = _mm256_setzero_ps();
   for (size_t g = 0; g < m.groups; ++g) {
-    const float scale = m.scale[r * m.groups + g];
     const int8_t* wg = w + g * size;
     const float* xg = x + g * size;
-    __m256 a[tokens] = {}, b[tokens] = {};
+    __m256 sums[rows][tokens];
+    PQ_UNROLL
+    for (int r = 0; r < rows; ++r) PQ_UNROLL
+    for (int t = 0; t < tokens; ++t) sums[r][t] = _mm256_setzero_ps();
     size_t i = 0;
-    for (; i + 16 <= size; i += 16) {
-      const __m256 u = eight_floats(wg + i), v = eight_floats(wg + i + 8);
+    for (; i + 8 <= size; i += 8) {
+      __m256 floats[rows];
+      PQ_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        const int8_t* p = wg + size_t(r) * m.cols + i;
+        if (i % 64 == 0) _mm_prefetch(reinterpret_cast<const char*>(p + rows * m.cols), _MM_HINT_T0);
+        floats[r] = eight_floats(p);
+      }
+      PQ_UNROLL
       for (int t = 0; t < tokens; ++t) {
-        a[t] = _mm256_fmadd_ps(u, _mm256_loadu_ps(xg + size_t(t) * m.cols + i), a[t]);
-        b[t] = _mm256_fmadd_ps(v, _mm256_loadu_ps(xg + size_t(t) * m.cols + i + 8), b[t]);
+        const __m256 v = _mm256_loadu_ps(xg + size_t(t) * m.cols + i);
+        PQ_UNROLL
+        for (int r = 0; r < rows; ++r) sums[r][t] = _mm256_fmadd_ps(floats[r], v, sums[r][t]);
       }
     }
-    for (int t = 0; t < tokens; ++t) {
-      float tail = 0;
-      for (size_t j = i; j < size; ++j) tail += float(wg[j]) * xg[size_t(t) * m.cols + j];
-      rest[t] += scale * tail;
-      total[t] = _mm256_fmadd_ps(_mm256_add_ps(a[t], b[t]), _mm256_set1_ps(scale), total[t]);
+    PQ_UNROLL
+    for (int r = 0; r < rows; ++r) {
+      const float scale = m.scale[(first + size_t(r)) * m.groups + g];
+      PQ_UNROLL
+      for (int t = 0; t < tokens; ++t) {
+        float tail = 0;
+        for (size_t j = i; j < size; ++j) tail += float(wg[size_t(r) * m.cols + j]) * xg[size_t(t) * m.cols + j];
+        rest[r][t] += scale * tail;
+        total[r][t] = _mm256_fmadd_ps(sums[r][t], _mm256_set1_ps(scale), total[r][t]);
+      }
     }
   }
-  for (int t = 0; t < tokens; ++t) y[size_t(t) * stride + r] = add_lanes(total[t]) + rest[t];
+  PQ_UNROLL
+  for (int r = 0; r < rows; ++r) PQ_UNROLL
+  for (int t = 0; t < tokens; ++t) y[size_t(t) * stride + first + size_t(r)] = add_lanes(total[r][t]) + rest[r][t];
+}
+
+template <int tokens>
+void few_floats(const AffineMatrix& m, size_t first, size_t last, const float* x, float* y, size_t stride) {
+  constexpr int together = tokens == 1 ? 4 : 2;
+  size_t r = first;
+  for (; r + together <= last; r += together) floats_rows<together, tokens>(m, r, x, y, stride);
+  for (; r < last; ++r) floats_rows<1, tokens>(m, r, x, y, stride);
 }
 
 // The weights of a panel as floats, multiplied like integers.
@@ -246,20 +283,9 @@ struct FloatDot {
 };
 
 void floats(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride) {
-  if (tokens > kFew) return many<FloatDot>(m, first, last, x, tokens, y + first, stride);
-  for (size_t r = first; r < last; ++r) switch (tokens) {
-      case 1:
-        floats_row<1>(m, r, x, y, stride);
-        break;
-      case 2:
-        floats_row<2>(m, r, x, y, stride);
-        break;
-      case 3:
-        floats_row<3>(m, r, x, y, stride);
-        break;
-      default:
-        floats_row<4>(m, r, x, y, stride);
-    }
+  if (tokens > kFewFloats) return many<FloatDot>(m, first, last, x, tokens, y + first, stride);
+  static constexpr decltype(&few_floats<1>) times[] = {few_floats<1>, few_floats<2>, few_floats<3>, few_floats<4>};
+  times[tokens - 1](m, first, last, x, y, stride);
 }
 
 }  // namespace

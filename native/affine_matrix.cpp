@@ -41,7 +41,7 @@ PQ_SIMD float dot_floats(const int8_t* w, const float* x, size_t n) {
 void floats_plain(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y,
                   size_t stride) {
   const size_t size = m.group();
-  if (tokens > kFew) {
+  if (tokens > kFewFloats) {
     thread_local std::vector<float> row;
     row.resize(m.cols);
     for (size_t r = first; r < last; ++r) {
@@ -68,6 +68,7 @@ const AffineSet& affine_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   const PackedSet& packed = packed_set();
   if (&packed == &packed_vnni()) return affine_vnni();
+  if (&packed == &packed_avx_vnni()) return affine_avx_vnni();
   if (&packed != &packed_plain()) return affine_avx2();
 #endif
   return affine_plain();
@@ -164,17 +165,19 @@ struct Rounded {
   // The inputs as floats (codes times scale if rounded), in the layout of the set.
   const float* as_floats(const float* x, size_t cols, size_t tokens, const AffineSet& set) {
     if (!floats.empty()) return floats.data();  // already computed for another matrix
-    if (how == Inputs::floats) {
-      panels = set.panels && tokens > kFew;
-      if (!panels) return x;
-      wide = {tokens, (cols + kPanel - 1) / kPanel * kPanel, nullptr, nullptr};
-    }
-    floats.assign(tokens * wide.padded, 0.0f);
+    const bool apart = set.panels && tokens > kFewFloats;
+    if (how == Inputs::floats && !apart) return x;
+    const size_t padded = apart ? (cols + kPanel - 1) / kPanel * kPanel : cols;
+    floats.assign(tokens * padded, 0.0f);
     for (size_t t = 0; t < tokens; ++t)
-      for (size_t i = 0; i < cols; i += kPanel)
-        for (size_t j = i; j < std::min(cols, i + kPanel); ++j)
-          floats[panels ? place(t, j) : t * cols + j] =
-              how == Inputs::floats ? x[t * cols + j] : float(words[place(t, j)]) * scales[t];
+      for (size_t i = 0; i < cols; i += kPanel) {
+        float* to = floats.data() + (apart ? i * tokens + t * kPanel : t * cols + i);
+        const size_t n = std::min(kPanel, cols - i);
+        if (how == Inputs::floats)
+          std::copy_n(x + t * cols + i, n, to);
+        else
+          for (size_t j = 0; j < n; ++j) to[j] = float(words[place(t, i + j)]) * scales[t];
+      }
     return floats.data();
   }
 };
@@ -224,7 +227,7 @@ void subtract_offsets(const AffineMatrix& m, const float* x, size_t tokens, size
 void float_rows(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y,
                 size_t stride) {
   affine_set().floats(m, first, last, x, tokens, y, stride);
-  if (m.offset && tokens <= kFew) subtract_offsets(m, x, tokens, first, last, y, stride);
+  if (m.offset && tokens <= kFewFloats) subtract_offsets(m, x, tokens, first, last, y, stride);
 }
 
 // Eight chunks per thread, each with a minimum number of bytes; for many tokens, at most the rows whose panel fits L2.

@@ -34,15 +34,14 @@ struct AffineMatrix {
 };
 
 // T rows of int8 codes, zero beyond K: as int16, and as int8 + 128 for instructions with unsigned operands. The row
-// stride `padded` exceeds K rounded up to 32. For more than four tokens, sets with `panels` group each stretch of
-// kPanel
-// columns: [ceil(K / kPanel), T, kPanel].
+// stride `padded` exceeds K rounded up to 32. For more than kFew tokens, sets with `panels` group each stretch of
+// kPanel columns: [ceil(K / kPanel), T, kPanel].
 struct WideInput {
   size_t tokens, padded;
   const int16_t* words;
   const uint8_t* bytes;
 };
-constexpr size_t kPanel = 1024, kFew = 4;
+constexpr size_t kPanel = 1024, kFew = 8, kFewFloats = 4;
 
 struct AffineSet {
   const char* name;
@@ -50,7 +49,7 @@ struct AffineSet {
   bool panels;  // for many tokens, integers and floats
   // sums[t * stride + r], rows [first, last); the set has its own scratch for a panel of them
   void (*sums)(const AffineMatrix&, size_t first, size_t last, const WideInput&, int32_t* sums, size_t stride);
-  // y[t * stride + r], without offsets for at most four tokens; x in panels for more
+  // y[t * stride + r], without offsets for at most kFewFloats tokens; x in panels for more
   void (*floats)(const AffineMatrix&, size_t first, size_t last, const float* x, size_t tokens, float* y,
                  size_t stride);
 };
@@ -58,6 +57,7 @@ struct AffineSet {
 const AffineSet& affine_plain();
 #if defined(__x86_64__) && defined(__GNUC__)
 const AffineSet& affine_avx2();
+const AffineSet& affine_avx_vnni();
 const AffineSet& affine_vnni();
 #endif
 

@@ -1,42 +1,9 @@
 #if defined(__x86_64__) && defined(__GNUC__)  // compiled with this instruction set: see CMakeLists.txt
-#include "affine_kernels.hpp"
+#include "affine_bytes.hpp"
 #include "sixteen_lines.hpp"
 
 namespace polyquant {
 namespace {
-
-// vpdpbusd multiplies unsigned by signed bytes: the input is q + 128, and 128 times the sum of the weights is
-// subtracted.
-struct Bytes {
-  static constexpr int chains = 2;  // sums of the products, and of the weights
-
-  static PQ_INLINE __m256i load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  static PQ_INLINE __m256i add(__m256i sums, __m256i w, __m256i x) { return _mm256_dpbusd_epi32(sums, x, w); }
-
-  struct Codes {
-    __m256i part[2];
-  };
-  static PQ_INLINE Codes codes(const int8_t* p) {
-    const __m256i c = load_codes(p);
-    return {{c, c}};
-  }
-  static PQ_INLINE __m256i input(const WideInput& x, size_t t, size_t i, int part) {
-    return part ? _mm256_set1_epi8(1) : load(x.bytes + t * x.padded + i);
-  }
-  static PQ_INLINE int32_t total(__m256i products, __m256i weights) {  // sums may wrap, their difference is exact
-    return int32_t(uint32_t(add_lanes(products)) - 128u * uint32_t(add_lanes(weights)));
-  }
-};
-
-// 128 times the sum of a row.
-uint32_t excess(const int8_t* w, size_t cols) {
-  const __m256i ones = _mm256_set1_epi8(1);
-  __m256i sum = _mm256_setzero_si256();
-  size_t i = 0;
-  for (; i + 32 <= cols; i += 32) sum = Bytes::add(sum, load_codes(w + i), ones);
-  if (i < cols) sum = Bytes::add(sum, load_codes(w + i, cols - i), ones);
-  return 128u * uint32_t(add_lanes(sum));
-}
 
 // Many tokens: lane l of a vector is token l of 16. Up to four vectors are multiplied by some rows, whose codes are
 // broadcast, four columns at a time, from where they are.
@@ -118,13 +85,7 @@ void sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, 
                                       : rows_times<6, 4>;
     times(m, first, last, lanes, tokens, out + token * stride, stride);
   }
-  for (size_t r = first; r < last; ++r) {
-    const uint32_t extra = excess(m.codes + r * m.cols, m.cols);
-    for (size_t t = 0; t < x.tokens; ++t) {
-      int32_t& s = out[t * stride + r - first];
-      s = int32_t(uint32_t(s) - extra);
-    }
-  }
+  subtract_excess(m, first, last, x.tokens, out, stride);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <limits>
 
 #if defined(__AVX2__)
-#include <immintrin.h>
+#include "dots.hpp"
 #endif
 
 #define PQ_UNROLL _Pragma("GCC unroll 8")
@@ -157,29 +157,6 @@ PQ_INLINE float sum8(__m256 x) {
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
-
-// Sums of four products each: unsigned bytes u times signed bytes s, added to acc. Unless kDotsBytes, a pair of
-// products must fit 16 bits.
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-constexpr bool kDotsBytes = true;
-PQ_INLINE __m256i dot4(__m256i acc, __m256i u, __m256i s) { return _mm256_dpbusd_epi32(acc, u, s); }
-#elif defined(PQ_AVX_VNNI)
-// Written as assembly: the same instruction of AVX-512 VNNI stands in for it where a processor lacks AVX-VNNI.
-constexpr bool kDotsBytes = true;
-PQ_INLINE __m256i dot4(__m256i acc, __m256i u, __m256i s) {
-#if defined(POLYQUANT_EMULATE_AVX_VNNI)
-  asm("%{evex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u), "x"(s));
-#else
-  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u), "x"(s));
-#endif
-  return acc;
-}
-#else
-constexpr bool kDotsBytes = false;
-PQ_INLINE __m256i dot4(__m256i acc, __m256i u, __m256i s) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
-}
-#endif
 
 // As dot4, for codes that may be negative: |w| times a with the sign of w. |w| = 128 and |a| = 127 still fit.
 template <class T>

@@ -145,6 +145,7 @@ const TrellisSet& trellis_set() {
   // Some processors with VNNI lack VBMI.
   static const bool shifts = __builtin_cpu_supports("avx512vbmi");
   if (&packed_set() == &packed_vnni() && shifts) return trellis_vnni();
+  if (&packed_set() == &packed_avx_vnni()) return trellis_avx_vnni();
   if (&packed_set() != &packed_plain()) return trellis_avx2();
 #endif
   return trellis_plain();

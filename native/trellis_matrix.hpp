@@ -86,6 +86,7 @@ struct TrellisMatrix {
 const TrellisSet& trellis_plain();
 #if defined(__x86_64__) && defined(__GNUC__)
 const TrellisSet& trellis_avx2();
+const TrellisSet& trellis_avx_vnni();
 const TrellisSet& trellis_vnni();
 #endif
 const TrellisSet& trellis_set();

@@ -64,11 +64,17 @@ class Section:
 def in_turn(*runs: Callable[[], Any], repeats: int = 9, clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Return the median seconds of each run, after an uncounted warm-up round.
 
+    Idle threads of OpenMP and BLAS spin for up to 20 ms after their work, on the processors of the next run. So a short
+    run begins with a rest, and with an uncounted call that wakes its own threads.
     clock: `time.thread_time` for single-threaded work without waiting, which a busy machine does not distort.
     """
+    rest = len(runs) > 1 and clock is time.perf_counter
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats + 1):
         for run, taken in zip(runs, seconds, strict=True):
+            if rest and taken and taken[-1] < 0.1:
+                time.sleep(0.03)
+                run()
             start = clock()
             run()
             taken.append(clock() - start)

@@ -11,18 +11,16 @@ print(",\n".join(f"0x{n:04x}" for (n,) in struct.iter_unpack("<H", raw)) + ",")
 PY
 flags=(-std=c++20 -O1 -DPOLYQUANT_NO_CLONES -ffp-contract=off -fno-math-errno -fno-trapping-math -I"$root/native" -I"$out"
   -fsanitize=fuzzer-no-link,address,undefined,float-cast-overflow,local-bounds -fno-sanitize-recover=all)
-declare -A sets=(
-  [packed_avx2]="-mavx2 -mfma -mf16c" [affine_avx2]="-mavx2 -mfma -mf16c" [trellis_avx2]="-mavx2 -mfma -mf16c"
-  [trellis_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mavx512vbmi"
-  [decoder_avx2]="-mavx2 -mfma -mf16c" [trellis_encode_avx2]="-mavx2"
-  [packed_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mprefer-vector-width=256"
-  [grouped_avx2]="-mavx2 -mfma -mf16c" [packed_avx_vnni]="-mavx2 -mfma -mf16c -DPQ_AVX_VNNI"
-  [grouped_avx_vnni]="-mavx2 -mfma -mf16c -DPQ_AVX_VNNI"
-  [grouped_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mprefer-vector-width=256"
-  [affine_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mprefer-vector-width=256"
-  [exact_avx2]="-mavx2 -mfma -mf16c" [exact_avx512]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl"
-  [decoder_avx512]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl"
-)
+avx2="-mavx2 -mfma -mf16c" avx512="-mavx512f -mavx512bw -mavx512vl"
+sets() {  # the flags of a file: those of CMakeLists.txt
+  case $1 in
+    trellis_vnni) echo "$avx2 $avx512 -mavx512vnni -mavx512vbmi" ;;
+    *_avx2) echo "$avx2" ;;
+    *_avx_vnni) echo "$avx2 -DPQ_AVX_VNNI" ;;
+    *_avx512) echo "$avx2 $avx512" ;;
+    *_vnni) echo "$avx2 $avx512 -mavx512vnni -mprefer-vector-width=256" ;;
+  esac
+}
 objects=()
 for file in "$root"/native/*.cpp "$root"/tests/fuzz/native/*.cpp; do
   [[ $file == */native/bindings* ]] && continue
@@ -33,8 +31,8 @@ for file in "$root"/native/*.cpp "$root"/tests/fuzz/native/*.cpp; do
   object="$out/$name.o"
   objects+=("$object")
   while (($(jobs -rp | wc -l) >= 2)); do wait -n; done
-  # shellcheck disable=SC2086
-  [[ $object -nt $file ]] || clang++ "${flags[@]}" $coverage ${sets[$name]:-} -c "$file" -o "$object" &
+  # shellcheck disable=SC2046,SC2086
+  [[ $object -nt $file ]] || clang++ "${flags[@]}" $coverage $(sets "$name") -c "$file" -o "$object" &
 done
 wait
 clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -lpthread -o "$out/kernels"

@@ -45,7 +45,7 @@ def test_it_copies_what_the_build_needs():
 
 
 def test_it_copies_the_folders_that_cmake_reads():
-    text = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    text = re.sub("#.*", "", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))
     folders = {name for name in re.findall(r"(\w+)/[\w*]", text) if (ROOT / name).is_dir()}
     assert {"native", "src"} <= folders <= {p.name for p in copied()}
 

@@ -20,6 +20,17 @@ PQ_INLINE Nibbles in_order(const B32& even, const B32& odd) {
           B32(_mm256_unpackhi_epi8(__m256i(even), __m256i(odd)))};
 }
 
+// A unit of nibbles -> of each 64 the even codes before the odd ones: nothing has to change places.
+template <class F>
+PQ_INLINE void put_apart(const uint8_t* b, Codes& c, const F& code) {
+  PQ_UNROLL
+  for (int g = 0; g < 8; g += 2) {
+    const B32 x = load32(b + 16 * g);
+    c.set(g, code(x & 15));
+    c.set(g + 1, code(field<4>(x, 15)));
+  }
+}
+
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 // 16 bytes of each of sixteen lines, group g: byte j is columns 2 j, in its low nibble, and 2 j + 1.
 template <class P, class F>
@@ -90,6 +101,15 @@ struct GroupedCodes {
   static constexpr float shift = is_signed ? 128 : 0;
   static constexpr bool offset = true, wide = false, paired = true, whole = false, halved = false;
 
+#if defined(__AVX2__)
+  // As `take`, in the order of Activations::apart.
+  PQ_INLINE static void take_apart(const uint8_t* b, Codes& c)
+    requires(bits == 4)
+  {
+    put_apart(b, c, [](const B32& x) { return x; });
+  }
+#endif
+
   PQ_INLINE static void take(const uint8_t* b, Codes& c) {
 #if defined(__AVX2__)
     PQ_UNROLL
@@ -122,15 +142,6 @@ struct GroupedCodes {
   }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  // Codes of groups g and g + 1.
-  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g)
-    requires(bits == 4 && per == 32)
-  {
-    const B32 x = load32(b + 16 * g);
-    const Nibbles n = in_order(x & 15, field<4>(x, 15));
-    return _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(n.low)), __m256i(n.high), 1);
-  }
-
   template <class P>
   PQ_INLINE static void sixteen(const SixteenLines& b, P& p)
     requires(bits == 4)
@@ -156,6 +167,12 @@ struct GroupedFp4 {
   PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
     for (int g = 0; g < 8; ++g)
       put_adjacent(b.from(size_t(16 * g)), p, g, [](__m512i x) { return look_up64<0>(kRaisedE2m1, x); });
+  }
+#endif
+
+#if defined(__AVX2__)
+  PQ_INLINE static void take_apart(const uint8_t* b, Codes& c) {
+    put_apart(b, c, [](const B32& x) { return look_up(kRaisedE2m1, x); });
   }
 #endif
 

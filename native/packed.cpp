@@ -145,13 +145,13 @@ size_t rows_of_a_chunk(const PackedMatrix& w, size_t share) {
 
 size_t share_of_a_chunk(size_t bytes) { return bytes / (kChunks * size_t(get_threads())); }
 
-Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bool in_pairs) {
+Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bool few) {
   const size_t padded = (cols + kUnit - 1) / kUnit * kUnit, blocks = padded / 32;
-  uint8_t* room = input_room.at_least(tokens * (2 * padded + 4 * blocks * sizeof(float)));
+  uint8_t* room = input_room.at_least(tokens * ((few ? 3 : 1) * padded + 4 * blocks * sizeof(float)));
   auto* scale = reinterpret_cast<float*>(room);
   float *sum16 = scale + tokens * blocks, *sum32 = sum16 + 2 * tokens * blocks;
   auto* q = reinterpret_cast<int8_t*>(sum32 + tokens * blocks);
-  int8_t* paired = q + tokens * padded;
+  int8_t *paired = few ? q + tokens * padded : nullptr, *apart = few ? paired + tokens * padded : nullptr;
   const PackedSet& set = packed_set();
   const auto one = [&](size_t t) {
     const float* row = x + t * cols;
@@ -169,15 +169,20 @@ Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bo
         set.round_blocks(rest, 4, wide, qt + 32 * b, st + b, at + 2 * b, bt + b);
       }
     }
-    if (!in_pairs) return;
+    if (!few) return;
     for (size_t i = 0; i < padded; i += 16)
       std::memcpy(paired + t * padded + (i / 16 % 4 == 1 || i / 16 % 4 == 2 ? i ^ 48 : i), qt + i, 16);
+    for (size_t i = 0; i < padded; i += 64)
+      for (size_t j = 0; j < 32; ++j) {
+        apart[t * padded + i + j] = qt[i + 2 * j];
+        apart[t * padded + i + 32 + j] = qt[i + 2 * j + 1];
+      }
   };
   parallel_for(tokens > 8 ? (tokens + 7) / 8 : 1, [&](size_t c) {
     const size_t first = tokens > 8 ? 8 * c : 0, last = tokens > 8 ? std::min(tokens, first + 8) : tokens;
     for (size_t t = first; t < last; ++t) one(t);
   });
-  return {q, paired, scale, sum16, sum32, tokens, padded, how != Rounding::block, joint_rows};
+  return {q, paired, apart, scale, sum16, sum32, tokens, padded, how != Rounding::block, joint_rows};
 }
 
 FloatInputs float_inputs(Room& room, const float* x, size_t tokens, size_t cols) {

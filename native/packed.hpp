@@ -32,6 +32,7 @@ struct SideBySide {
 struct Activations {
   const int8_t* q;       // [T, padded]
   const int8_t* paired;  // with the second and third quarter of each 64 exchanged; for at most four tokens
+  const int8_t* apart;   // of each 64 the even ones before the odd ones; for at most four tokens
   const float* scale;    // [T, padded / 32]
   const float* sum16;    // [T, padded / 16] scale * sum of the codes
   const float* sum32;    // [T, padded / 32]
@@ -77,7 +78,7 @@ struct PackedMatrix {
   size_t row(size_t v) const { return v / lanes * row_step + v % lanes * lane_step; }  // v counts line by line
 };
 
-// Maximum number of tokens multiplied row by row, which reads Activations::paired.
+// Maximum number of tokens multiplied row by row, which reads Activations::paired and apart.
 constexpr size_t kFewTokens = 4;
 // Maximum number of rows of floats multiplied at a time.
 constexpr size_t kFloatRows = 32;

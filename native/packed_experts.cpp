@@ -62,6 +62,7 @@ struct Input {
     const size_t n = a.padded, blocks = a.padded / 32;
     return {a.q + first * n,
             a.paired + first * n,
+            a.apart + first * n,
             a.scale + first * blocks,
             a.sum16 + 2 * first * blocks,
             a.sum32 + first * blocks,
@@ -77,10 +78,10 @@ struct Input {
 Input gathered(const Input& in, const uint32_t* order, size_t n, size_t per) {
   thread_local Room room;
   const size_t padded = in.integers ? in.a.padded : 0, blocks = padded / 32, cols = in.floats ? in.cols : 0;
-  auto* x = reinterpret_cast<float*>(room.at_least(n * (2 * padded + (4 * blocks + cols) * sizeof(float)) + 64));
+  auto* x = reinterpret_cast<float*>(room.at_least(n * (3 * padded + (4 * blocks + cols) * sizeof(float)) + 64));
   float *scale = x + n * cols, *sum16 = scale + n * blocks, *sum32 = sum16 + 2 * n * blocks;
   auto* q = reinterpret_cast<int8_t*>(sum32 + n * blocks);
-  int8_t* paired = q + n * padded;
+  int8_t *paired = q + n * padded, *apart = paired + n * padded;
   parallel_for((n + 31) / 32, [=, &in](size_t chunk) {
     for (size_t i = 32 * chunk; i < std::min(n, 32 * chunk + 32); ++i) {
       const size_t t = order[i] / per;
@@ -88,12 +89,13 @@ Input gathered(const Input& in, const uint32_t* order, size_t n, size_t per) {
       if (!padded) continue;
       std::memcpy(q + i * padded, in.a.q + t * padded, padded);
       std::memcpy(paired + i * padded, in.a.paired + t * padded, padded);
+      std::memcpy(apart + i * padded, in.a.apart + t * padded, padded);
       std::memcpy(scale + i * blocks, in.a.scale + t * blocks, blocks * sizeof(float));
       std::memcpy(sum16 + 2 * i * blocks, in.a.sum16 + 2 * t * blocks, 2 * blocks * sizeof(float));
       std::memcpy(sum32 + i * blocks, in.a.sum32 + t * blocks, blocks * sizeof(float));
     }
   });
-  return {x,           {q, paired, scale, sum16, sum32, n, padded, in.a.wide, in.a.joint},
+  return {x,           {q, paired, apart, scale, sum16, sum32, n, padded, in.a.wide, in.a.joint},
           in.cols,     in.floats,
           in.integers, in.rounding};
 }

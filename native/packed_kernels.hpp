@@ -103,7 +103,8 @@ PQ_INLINE Row<T> row_at(const PackedMatrix& w, size_t v, float* room) {
 }
 
 // Codes of unit `u` (256 weights) of a row. A partial unit is completed with zero bytes: the activations are 0 there.
-template <class T>
+// apart: by `take_apart`.
+template <class T, bool apart = false>
 PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
   constexpr size_t size = kUnitBytes<T>;
   const uint8_t* b = row.line + u * size;
@@ -114,18 +115,28 @@ PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
   T::take(padded, row.lane, c);
 }
 
-template <Tabled T>
+// Types whose codes are multiplied in the order of Activations::apart, which costs less to unpack.
+template <class T>
+concept Apart = requires(const uint8_t* b, Codes& c) { T::take_apart(b, c); };
+
+template <Tabled T, bool apart = false>
 PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
+  const auto take = [&](const uint8_t* from) {
+    if constexpr (apart)
+      T::take_apart(from, c);
+    else
+      T::take(from, c);
+  };
   constexpr size_t size = kUnitBytes<T>, subs = 256 / T::sub;
   const uint8_t* b = row.line + u * size;
   std::memcpy(c.d, row.d + u * subs, subs * sizeof(float));
   std::memcpy(c.m, row.m + u * subs, subs * sizeof(float));
   if (u < row.whole) [[likely]]
-    return T::take(b, c);
+    return take(b);
   uint8_t padded[size + T::slack] = {};
   const size_t left = cols - u * kUnit;
   std::memcpy(padded, b, (left < kUnit ? left : kUnit) / size_t(T::block) * size_t(T::bytes));
-  T::take(padded, c);
+  take(padded);
 }
 
 // Position of weight j of a unit among its codes: paired types exchange the second and third quarter of each 64.
@@ -212,7 +223,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
   constexpr size_t unit_bytes = kUnitBytes<T>;
   const size_t cols = w.cols, units = a.padded / kUnit, blocks = a.padded / 32;
   float* const room = Tabled<T> ? table_scratch(table_floats<T>(cols)) : nullptr;
-  const int8_t* const q0 = (T::paired ? a.paired : a.q) + token * a.padded;
+  const int8_t* const q0 = (Apart<T> ? a.apart : T::paired ? a.paired : a.q) + token * a.padded;
   const float *const scale0 = a.scale + token * blocks, *const sum0 = (T::sub == 32 ? a.sum32 : a.sum16) +
                                                                       token * blocks * size_t(32 / T::sub);
   for (size_t v = first; v < last; ++v) {
@@ -222,7 +233,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
     for (size_t u = 0; u < units; ++u) {
       Codes c;
       fetch_ahead<unit_bytes>(row.line + u * unit_bytes);
-      take_unit(row, u, cols, c);
+      take_unit<T, Apart<T>>(row, u, cols, c);
       PQ_UNROLL
       for (int n = 0; n < N; ++n) {
         const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;
@@ -236,7 +247,8 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
           }
           if (T::offset) acc[n][2] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][2]);
         } else if constexpr (Tabled<T>) {
-          // The halves of a vector belong to two groups: of 32, or of 16 for one product each.
+          // The halves of a vector belong to two groups: of 32, or of 16 for one product each. Of codes in two parts
+          // the quarters belong to four groups of 16.
           constexpr int per = 32 / T::sub;
           const float *d = row.d + u * size_t(8 * per), *m = row.m + u * size_t(8 * per);
           __m256 s[per];
@@ -249,8 +261,9 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
             s[1] = _mm256_mul_ps(_mm256_loadu_ps(d + 8),
                                  _mm256_permutevar8x32_ps(as, _mm256_add_epi32(low, _mm256_set1_epi32(4))));
           }
+          constexpr bool in_memory = per == 1 && !Apart<T>;
           alignas(32) float s8[8];
-          if constexpr (per == 1) {
+          if constexpr (in_memory) {
             _mm256_store_ps(s8, s[0]);
             PQ_IN_MEMORY(s8);
           }
@@ -261,9 +274,14 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
             const int k = per == 1 ? b : 2 * b % 8;
             const __m256i which = _mm256_setr_epi32(k, k, k, k, k + per, k + per, k + per, k + per);
             const __m256 scales = s[per == 1 ? 0 : b / 4];
-            if constexpr (per == 1) {
+            if constexpr (in_memory) {
               const __m256 dot = _mm256_cvtepi32_ps(dot64<T>(first, low, second, high));
               acc[n][b / 2] = _mm256_fmadd_ps(dot, two_scales(s8 + b), acc[n][b / 2]);
+            } else if constexpr (Apart<T>) {
+              const __m256i quarters = _mm256_setr_epi32(k, k, k + 1, k + 1, k + 2, k + 2, k + 3, k + 3);
+              acc[n][b / 2] =
+                  _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot64<T>(first, low, second, high)),
+                                  _mm256_permutevar8x32_ps(scales, per == 1 ? which : quarters), acc[n][b / 2]);
             } else {
               const __m256i next = _mm256_add_epi32(which, _mm256_set1_epi32(1));
               acc[n][b / 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot32<T>(first, low)),
@@ -485,9 +503,9 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
     if (a.tokens >= (a.joint ? kLeastSixteen<T> : kFewTokens + 1) && a.tokens <= kMostSixteen)
       return multiply_sixteen<T, wide>(w, first, last, a, y, stride);
   // One token gains little, because Zen 4 issues a 512-bit operation as two of 256, but has the bits of several: prompt
-  // lookup is exact. With tables it would lose a fifth.
+  // lookup is exact.
   if constexpr (TwoGroups<T>) {
-    if (!Tabled<T> && a.tokens == 1) return rows_times_512<T, 1, wide>(w, first, last, a, y, stride);
+    if (a.tokens == 1) return rows_times_512<T, 1, wide>(w, first, last, a, y, stride);
     if (a.tokens == 2) return rows_times_512<T, 2, wide>(w, first, last, a, y, stride);
     if (a.tokens == 3) return rows_times_512<T, 3, wide>(w, first, last, a, y, stride);
     if (a.tokens == 4) return rows_times_512<T, 4, wide>(w, first, last, a, y, stride);

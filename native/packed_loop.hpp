@@ -31,9 +31,9 @@ constexpr size_t kChunks = 8, kLeastBytes = 16 << 10;
 size_t share_of_a_chunk(size_t bytes);
 size_t rows_of_a_chunk(const PackedMatrix& w, size_t share);
 
-// Rounds x [tokens, cols] to int8, in thread-local memory that the next call overwrites. in_pairs: with
-// Activations::paired.
-Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bool in_pairs);
+// Rounds x [tokens, cols] to int8, in thread-local memory that the next call overwrites. few: with
+// Activations::paired and apart.
+Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bool few);
 
 // Activations::lanes of more tokens: number of vectors; memory for them; those from one vector on; and filling them,
 // one unit of columns at a time.

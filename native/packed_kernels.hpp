@@ -191,8 +191,13 @@ PQ_INLINE __m256i dot64(__m256i w, __m256i a, __m256i w2, __m256i a2) {
   }
 }
 
-// The first scale for the lower half, the second for the upper: as loads, because the shuffle ports are busy with
-// unpacking.
+// Element i in the lower half, element i + 1 in the upper. Where unpacking leaves the shuffle ports free, this is
+// faster than to store the elements and to load them as pairs.
+PQ_INLINE __m256 two_lanes(__m256 x, int i) {
+  return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(i, i, i, i, i + 1, i + 1, i + 1, i + 1));
+}
+
+// The first scale for the lower half, the second for the upper: as loads, where the shuffle ports are busy.
 PQ_INLINE __m256 two_scales(const float* s) {
   return _mm256_blend_ps(_mm256_broadcast_ss(s), _mm256_broadcast_ss(s + 1), 0xf0);
 }
@@ -261,28 +266,19 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
             s[1] = _mm256_mul_ps(_mm256_loadu_ps(d + 8),
                                  _mm256_permutevar8x32_ps(as, _mm256_add_epi32(low, _mm256_set1_epi32(4))));
           }
-          constexpr bool in_memory = per == 1 && !Apart<T>;
-          alignas(32) float s8[8];
-          if constexpr (in_memory) {
-            _mm256_store_ps(s8, s[0]);
-            PQ_IN_MEMORY(s8);
-          }
           PQ_UNROLL
           for (int b = 0; b < 8; b += 2) {
             const __m256i first = bytes32(c.q + 32 * b), second = bytes32(c.q + 32 * b + 32);
             const __m256i low = bytes32(q + 32 * b), high = bytes32(q + 32 * b + 32);
-            const int k = per == 1 ? b : 2 * b % 8;
-            const __m256i which = _mm256_setr_epi32(k, k, k, k, k + per, k + per, k + per, k + per);
+            const int k = 2 * b % 8;
             const __m256 scales = s[per == 1 ? 0 : b / 4];
-            if constexpr (in_memory) {
-              const __m256 dot = _mm256_cvtepi32_ps(dot64<T>(first, low, second, high));
-              acc[n][b / 2] = _mm256_fmadd_ps(dot, two_scales(s8 + b), acc[n][b / 2]);
-            } else if constexpr (Apart<T>) {
+            if constexpr (per == 1 || Apart<T>) {
               const __m256i quarters = _mm256_setr_epi32(k, k, k + 1, k + 1, k + 2, k + 2, k + 3, k + 3);
-              acc[n][b / 2] =
-                  _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot64<T>(first, low, second, high)),
-                                  _mm256_permutevar8x32_ps(scales, per == 1 ? which : quarters), acc[n][b / 2]);
+              acc[n][b / 2] = _mm256_fmadd_ps(
+                  _mm256_cvtepi32_ps(dot64<T>(first, low, second, high)),
+                  per == 1 ? two_lanes(scales, b) : _mm256_permutevar8x32_ps(scales, quarters), acc[n][b / 2]);
             } else {
+              const __m256i which = _mm256_setr_epi32(k, k, k, k, k + 2, k + 2, k + 2, k + 2);
               const __m256i next = _mm256_add_epi32(which, _mm256_set1_epi32(1));
               acc[n][b / 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot32<T>(first, low)),
                                               _mm256_permutevar8x32_ps(scales, which), acc[n][b / 2]);
@@ -293,15 +289,13 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
           for (int i = 0; i < per; ++i)
             acc[n][i] = _mm256_fmadd_ps(_mm256_loadu_ps(m + 8 * i), _mm256_loadu_ps(sums + 8 * i), acc[n][i]);
         } else if constexpr (T::paired) {
-          alignas(32) float s[8];
-          _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_loadu_ps(scale)));
-          PQ_IN_MEMORY(s);
+          const __m256 s = _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_loadu_ps(scale));
           PQ_UNROLL
           for (int b = 0; b < 8; b += 2) {
             const __m256i low = bytes32(q + 32 * b), high = bytes32(q + 32 * b + 32);
             const __m256 dot =
                 _mm256_cvtepi32_ps(dot64<T>(bytes32(c.q + 32 * b), low, bytes32(c.q + 32 * b + 32), high));
-            acc[n][b / 2] = _mm256_fmadd_ps(dot, two_scales(s + b), acc[n][b / 2]);
+            acc[n][b / 2] = _mm256_fmadd_ps(dot, two_lanes(s, b), acc[n][b / 2]);
           }
           if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
         } else if constexpr (T::whole) {

@@ -109,8 +109,7 @@ class FloatCodec(NamedCodec):
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K], or only `rows` of it; the parts are always complete."""
         self.specs(shape)
-        start, stop, _ = (slice(None) if rows is None else rows).indices(max(0, as_matrix(shape)[0]))
-        codes = self.unpack_rows(parts, shape, slice(start, stop))
+        codes = self.unpack_rows(*self.chosen(parts, shape, rows))
         return decoded_floats(codes, output(out, shape if rows is None else codes.codes.shape))
 
     @property

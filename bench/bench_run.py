@@ -19,14 +19,17 @@ from pathlib import Path
 import polyquant
 from measure import Row, Section, middle
 from peers import PROGRAMS, llama_bench, program
+from polyquant.ops import native
 from polyquant.types import Kind, Meta
 from synthetic import BITNET_2B, write_bitnet, write_llama
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE.parent / "build" / "bench"
-LLAMA = ("q4_0", "q8_0", "q4_k", "iq4_xs", "tq2_0")
-WATCHED = ("q6_k",)
-ROUNDS = 3  # for models with a bar; the others run once
+AVX512 = "AVX-512" in native.instruction_set()
+PREFILL = {"q4_0": 2.0, "q8_0": 2.0, "q4_k": 2.0, "q6_k": 1.4, "iq4_xs": 1.4, "tq2_0": 2.0, "i2_s": 2.0}
+"""Bars of a prefill against llama.cpp, with AVX-512 VNNI; with less they are 1.5."""
+GROUPED = ("compressed.p4.g32.f16", "compressed.p4.g128", "mlx.4.g64", "gptq.4.g128", "awq.4.g128")
+ROUNDS = 3
 
 
 def llama(codec: str) -> Path:
@@ -37,6 +40,15 @@ def llama(codec: str) -> Path:
             write_llama(folder)
         convert(folder, file, codec)
     return file
+
+
+def hub(codec: str) -> Path:
+    """Return the 1B Llama as a folder, with its head in `codec` too."""
+    llama("q4_0")
+    folder = MODELS / codec
+    if not folder.exists():
+        polyquant.quantize(MODELS / "llama-1b", folder, codec=codec, rules=[f"lm_head*={codec}"])
+    return folder
 
 
 def bitnet(codec: str, **how: str) -> Path:
@@ -105,12 +117,12 @@ def engines(theirs: Path, threads: int, prefill: int) -> dict[str, Callable[[], 
     return found
 
 
-def side_by_side(ours: Path, theirs: Path, threads: int, prefill: int, rounds: int) -> tuple[dict, dict[str, dict]]:
+def side_by_side(ours: Path, theirs: Path, threads: int, prefill: int) -> tuple[dict, dict[str, dict]]:
     """Return medians of alternating runs: ours, and of each peer."""
     peers = engines(theirs, threads, prefill)
     mine: list[dict] = []
     others: dict[str, list[dict]] = {peer: [] for peer in peers}
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         mine.append(child("ours", ours, threads, prefill))
         for peer, run in peers.items():
             others[peer].append(run())
@@ -121,28 +133,33 @@ def side_by_side(ours: Path, theirs: Path, threads: int, prefill: int, rounds: i
     return medians(mine), {peer: medians(runs) for peer, runs in others.items()}
 
 
-def decode_rows(label: str, ours: Path, theirs: Path, bar: float | None) -> Iterator[Row]:
+def decode_rows(label: str, ours: Path, theirs: Path, prefill: float) -> Iterator[Row]:
     """Yield rows for one and two threads, and a prefill of 512 tokens with two."""
     for threads in (1, 2):
-        mine, peers = side_by_side(ours, theirs, threads, 512 if threads == 2 else 0, ROUNDS if bar else 1)
+        mine, peers = side_by_side(ours, theirs, threads, 512 if threads == 2 else 0)
         peer, fork = (peers.get(name) for name in PROGRAMS)
         extra = {"of floor": mine["read"] * mine["decode"] / bandwidth(threads), "outside kernels": mine["outside"]}
         extra |= {"ik_llama.cpp": fork["decode"]} if fork else {}
         yield Row(
-            f"{label}, decode, {threads} threads", "tokens/s", mine["decode"], peer and peer["decode"], bar, True, extra
+            f"{label}, decode, {threads} threads", "tokens/s", mine["decode"], peer and peer["decode"], 1.0, True, extra
         )
         if threads == 2:
             extra = {"ik_llama.cpp": fork["prefill"]} if fork else {}
-            theirs_too = peer and peer["prefill"]
-            yield Row(f"{label}, prefill 512", "tokens/s", mine["prefill"], theirs_too, bar and 0.7, True, extra)
+            theirs_too, bar = peer and peer["prefill"], prefill if AVX512 else 1.5
+            yield Row(f"{label}, prefill 512", "tokens/s", mine["prefill"], theirs_too, bar, True, extra)
 
 
 def rows() -> Iterator[Row]:
-    """Bars: decode as fast as llama.cpp, prefill 0.7 of it, first token within 1 s, memory of file + 15 % + cache."""
-    for codec in (*LLAMA, *WATCHED):
-        yield from decode_rows(codec, llama(codec), llama(codec), 1.0 if codec in LLAMA else None)
+    """Bars: decode as fast as llama.cpp, 4-bit groups at 0.9 of Q4_0, first token within 1 s, memory of file + 15 % +
+    cache."""
+    for codec in ("q4_0", "q8_0", "q4_k", "iq4_xs", "tq2_0", "q6_k"):
+        yield from decode_rows(codec, llama(codec), llama(codec), PREFILL[codec])
     ternary = bitnet("i2_s.x86"), bitnet("tq2_0", architecture="bitnet")
-    yield from decode_rows("BitNet 2B4T: i2_s, peer tq2_0", *ternary, 1.0)
+    yield from decode_rows("BitNet 2B4T: i2_s, peer tq2_0", *ternary, PREFILL["i2_s"])
+    for codec in GROUPED:
+        runs = [(child("ours", hub(codec), 2), child("ours", llama("q4_0"), 2)) for _ in range(ROUNDS)]
+        mine, peer = (middle([run["decode"] for run in side]) for side in zip(*runs, strict=True))
+        yield Row(f"{codec}, decode, 2 threads, peer our q4_0", "tokens/s", mine, peer, 0.9, more=True)
     start = [child("ours", llama("q8_0"), 2, 0, 0) for _ in range(ROUNDS)]
     yield Row("q8_0, 1.17 GB: import, load, first token", "s", middle([r["first"] for r in start]), 1.0, 1.0)
     yield Row("q8_0, 1.17 GB: load, first token", "s", middle([r["loaded"] for r in start]), 0.15, 1.0)

@@ -197,9 +197,15 @@ PQ_INLINE __m256 two_lanes(__m256 x, int i) {
   return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(i, i, i, i, i + 1, i + 1, i + 1, i + 1));
 }
 
-// The first scale for the lower half, the second for the upper: as loads, where the shuffle ports are busy.
-PQ_INLINE __m256 two_scales(const float* s) {
-  return _mm256_blend_ps(_mm256_broadcast_ss(s), _mm256_broadcast_ss(s + 1), 0xf0);
+// The first scale for the lower half, that `step` further for the upper: as loads, where the shuffle ports are busy.
+PQ_INLINE __m256 two_scales(const float* s, int step) {
+  return _mm256_blend_ps(_mm256_broadcast_ss(s), _mm256_broadcast_ss(s + step), 0xf0);
+}
+
+// Of sub-blocks of 16, the first in vector b of a unit.
+template <class T>
+constexpr int first_of(int b) {
+  return T::paired ? b / 2 * 4 + b % 2 : 2 * b;
 }
 
 // Sums of products of 128 small codes, at most 3 each.
@@ -288,7 +294,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
           }
           for (int i = 0; i < per; ++i)
             acc[n][i] = _mm256_fmadd_ps(_mm256_loadu_ps(m + 8 * i), _mm256_loadu_ps(sums + 8 * i), acc[n][i]);
-        } else if constexpr (T::paired) {
+        } else if constexpr (T::paired && T::sub == 32) {
           const __m256 s = _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_loadu_ps(scale));
           PQ_UNROLL
           for (int b = 0; b < 8; b += 2) {
@@ -339,7 +345,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
           PQ_UNROLL
           for (int b = 0; b < 8; ++b) {
             const __m256 dot = _mm256_cvtepi32_ps(dot32<T>(bytes32(c.q + 32 * b), bytes32(q + 32 * b)));
-            acc[n][b & 3] = _mm256_fmadd_ps(dot, two_scales(s + 2 * b), acc[n][b & 3]);
+            acc[n][b & 3] = _mm256_fmadd_ps(dot, two_scales(s + first_of<T>(b), T::paired ? 2 : 1), acc[n][b & 3]);
           }
           if (T::offset) {
             acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);

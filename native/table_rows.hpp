@@ -31,9 +31,9 @@ PQ_INLINE F8 numbers8(const uint8_t* p, bool halved) {
 #else
     for (int i = 0; i < 8; ++i) x[i] = bfloat_to_float(load<uint16_t>(p + 2 * i));
 #endif
-  } else {  // E4M3: its bits shifted into those of a float
+  } else {  // E4M3
     const I8x b = ints8(load<uint64_t>(p)), magnitude = b & 0x7f;
-    x = F8(magnitude << 20) * 0x1p120f;
+    x = e4m3_magnitudes(magnitude);
     x = F8(I8x(x) | (b & 0x80) << 24 | (magnitude == 0x7f ? I8x{} + 0x7fc00000 : I8x{}));
   }
   return halved ? x * 0.5f : x;

@@ -32,22 +32,27 @@ GROUPED = ("compressed.p4.g32.f16", "compressed.p4.g128", "mlx.4.g64", "gptq.4.g
 ROUNDS = 3
 
 
+def floats() -> Path:
+    """Return the 1B Llama as a folder of bfloat16."""
+    folder = MODELS / "llama-1b"
+    if not folder.exists():
+        write_llama(folder)
+    return folder
+
+
 def llama(codec: str) -> Path:
     """Return the 1B Llama in `codec`."""
-    folder, file = MODELS / "llama-1b", MODELS / f"{codec}.gguf"
+    file = MODELS / f"{codec}.gguf"
     if not file.exists():
-        if not folder.exists():
-            write_llama(folder)
-        convert(folder, file, codec)
+        convert(floats(), file, codec)
     return file
 
 
 def hub(codec: str) -> Path:
     """Return the 1B Llama as a folder, with its head in `codec` too."""
-    llama("q4_0")
     folder = MODELS / codec
     if not folder.exists():
-        polyquant.quantize(MODELS / "llama-1b", folder, codec=codec, rules=[f"lm_head*={codec}"])
+        polyquant.quantize(floats(), folder, codec=codec, rules=[f"lm_head*={codec}"])
     return folder
 
 
@@ -170,7 +175,7 @@ def rows() -> Iterator[Row]:
     share = child("ours", llama("q4_k"), 2, 0, 64)["outside"]
     yield Row("q4_k: time outside kernels", "%", 100 * share, 5.0, 1.0)
     if find_spec("torch") and find_spec("transformers"):
-        mine, peer = child("ours", MODELS / "llama-1b", 2, 512, 8), child("torch", MODELS / "llama-1b", 2, 512, 8)
+        mine, peer = child("ours", floats(), 2, 512, 8), child("torch", floats(), 2, 512, 8)
         yield Row("bf16 folder, decode, 2 threads, peer torch", "tokens/s", mine["decode"], peer["decode"], more=True)
         yield Row("bf16 folder, prefill 512, peer torch", "tokens/s", mine["prefill"], peer["prefill"], more=True)
 

@@ -363,15 +363,6 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 
-template <class T>
-PQ_INLINE Scales scales_of(const Row<T>&, size_t, const uint8_t* b) {
-  return T::scales(b);
-}
-template <Tabled T>
-PQ_INLINE Scales scales_of(const Row<T>& row, size_t u, const uint8_t*) {
-  return {F8(_mm256_loadu_ps(row.d + 8 * u)), F8(_mm256_loadu_ps(row.m + 8 * u))};
-}
-
 // Types whose codes unpack to 64 bytes, two groups of 32, in registers.
 template <class T>
 concept TwoGroups = requires(const uint8_t* b) { T::two_groups(b, 0); };
@@ -381,7 +372,6 @@ template <class T, int N, bool wide>
 void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
   constexpr size_t unit_bytes = kUnitBytes<T>;
   const size_t units = a.padded / kUnit, blocks = a.padded / 32;
-  float* const room = Tabled<T> ? table_scratch(table_floats<T>(w.cols)) : nullptr;
   const int8_t* const q0 = T::paired ? a.paired : a.q;
   // Lanes of four sums belong to group 2 i + (0 0 1 1), or (0 1 0 1) where halves of groups are paired.
   const __m512i step = T::paired ? _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1)
@@ -391,7 +381,7 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
   PQ_UNROLL
   for (int i = 0; i < 4; ++i) lanes[i] = _mm512_add_epi32(step, _mm512_set1_epi32(2 * i));
   for (size_t v = first; v < last; ++v) {
-    const Row<T> row = row_at<T>(w, v, room);
+    const Row<T> row = row_at<T>(w, v, nullptr);
     __m512 acc[N][2];
     __m256 offset[N];
     PQ_UNROLL
@@ -405,7 +395,7 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
         std::memcpy(padded, b, (w.cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
         b = padded;
       }
-      const Scales s = scales_of(row, u, b);
+      const Scales s = T::scales(b);
       // Of signed codes the activations are raised by 128, and sums start at -128 times those of the codes.
       constexpr bool raised = T::top == 0;
       __m512i codes[4], start[4];

@@ -67,6 +67,7 @@ void floats_plain(const AffineMatrix& m, size_t first, size_t last, const float*
 const AffineSet& affine_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   const PackedSet& packed = packed_set();
+  if (&packed == &packed_amx()) return affine_amx();
   if (&packed == &packed_vnni()) return affine_vnni();
   if (&packed == &packed_avx_vnni()) return affine_avx_vnni();
   if (&packed != &packed_plain()) return affine_avx2();
@@ -109,7 +110,7 @@ struct Rounded {
   float scale = 0, offset = 0;
   bool panels = false;
   std::vector<int16_t> words;
-  std::vector<uint8_t> bytes;
+  std::vector<uint8_t> bytes, lanes;
   std::vector<float> scales;   // [T] if each token has its own
   std::vector<int32_t> total;  // [T] sums of the codes
   std::vector<float> floats;   // [T, K] codes times scale, if groups of weights have scales
@@ -160,6 +161,13 @@ struct Rounded {
         total[t] = sum;
       }
     });
+    if (!panels || !set.put_lanes) return;
+    const size_t each = kLaneWidth * lane_columns(cols), vectors = (tokens + kLaneWidth - 1) / kLaneWidth;
+    constexpr size_t line = 64;
+    lanes.resize(vectors * each + line);
+    uint8_t* const out = lanes.data() + (line - reinterpret_cast<uintptr_t>(lanes.data()) % line) % line;
+    parallel_for(vectors, [&](size_t v) { set.put_lanes(wide, v * kLaneWidth, cols, out + v * each); });
+    wide.lanes = out;
   }
 
   // The inputs as floats (codes times scale if rounded), in the layout of the set.
@@ -232,7 +240,7 @@ void float_rows(const AffineMatrix& m, size_t first, size_t last, const float* x
 
 // Eight chunks per thread, each with a minimum number of bytes; for many tokens, at most the rows whose panel fits L2.
 size_t rows_of_a_chunk(const AffineMatrix& m, size_t tokens, size_t bytes) {
-  if (tokens > kFew) return 48;
+  if (tokens > kFew) return affine_set().rows;
   const size_t share = std::max<size_t>(16 << 10, bytes / (8 * size_t(get_threads())));
   return std::max<size_t>(1, share / m.cols / 12) * 12;  // the kernels process 2, 3 or 4 rows at once
 }

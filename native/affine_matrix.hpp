@@ -35,13 +35,16 @@ struct AffineMatrix {
 
 // T rows of int8 codes, zero beyond K: as int16, and as int8 + 128 for instructions with unsigned operands. The row
 // stride `padded` exceeds K rounded up to 32. For more than kFew tokens, sets with `panels` group each stretch of
-// kPanel columns: [ceil(K / kPanel), T, kPanel].
+// kPanel columns: [ceil(K / kPanel), T, kPanel]; sets with `put_lanes` read V vectors of W = kLaneWidth tokens side by
+// side, `lanes` [V, lane_columns(K) / 4, W, 4].
 struct WideInput {
   size_t tokens, padded;
   const int16_t* words;
   const uint8_t* bytes;
+  const uint8_t* lanes = nullptr;
 };
 constexpr size_t kPanel = 1024, kFew = 8, kFewFloats = 4;
+constexpr size_t lane_columns(size_t cols) { return (cols + 63) / 64 * 64; }
 
 struct AffineSet {
   const char* name;
@@ -52,6 +55,9 @@ struct AffineSet {
   // y[t * stride + r], without offsets for at most kFewFloats tokens; x in panels for more
   void (*floats)(const AffineMatrix&, size_t first, size_t last, const float* x, size_t tokens, float* y,
                  size_t stride);
+  // A vector of WideInput::lanes, of tokens from `first` on; null if `sums` does not read them
+  void (*put_lanes)(const WideInput&, size_t first, size_t cols, uint8_t* out) = nullptr;
+  size_t rows = 48;  // of a chunk with many tokens
 };
 
 const AffineSet& affine_plain();
@@ -59,6 +65,7 @@ const AffineSet& affine_plain();
 const AffineSet& affine_avx2();
 const AffineSet& affine_avx_vnni();
 const AffineSet& affine_vnni();
+const AffineSet& affine_amx();
 #endif
 
 // Several matrices with a common input [T, K], their outputs side by side: y[t * stride + ...].

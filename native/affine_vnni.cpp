@@ -1,47 +1,27 @@
 #if defined(__x86_64__) && defined(__GNUC__)  // compiled with this instruction set: see CMakeLists.txt
 #include "affine_bytes.hpp"
-#include "sixteen_lines.hpp"
+#include "affine_lanes.hpp"
 
 namespace polyquant {
 namespace {
 
-// Many tokens: lane l of a vector is token l of 16. Up to four vectors are multiplied by some rows, whose codes are
-// broadcast, four columns at a time, from where they are.
-constexpr size_t kWidth = 16, kMostVectors = 4;
+// Many tokens: up to four vectors of them are multiplied by some rows, whose codes are broadcast, four columns at a
+// time, from where they are.
+constexpr size_t kMostVectors = 4;
 
-// Tokens first ... first + 16 * vectors - 1, beyond the last any -> out [columns / 4][vectors][16][4].
-void in_lanes(const WideInput& x, size_t first, size_t vectors, size_t cols, uint8_t* out) {
-  for (size_t v = 0; v < vectors; ++v)
-    for (size_t i = 0; i < cols; i += 16) {
-      const size_t panel = i / kPanel * x.tokens, column = i % kPanel, token = first + v * kWidth;
-      SixteenLines lines{x.bytes + (panel + token) * kPanel + column, kPanel};
-      uint8_t copy[kWidth * 16];
-      if (x.tokens - token < kWidth) {
-        for (size_t t = 0; t < kWidth; ++t)
-          std::memcpy(copy + 16 * t, lines.first + std::min(t, x.tokens - token - 1) * kPanel, 16);
-        lines = {copy, 16};
-      }
-      __m512i quads[4];
-      lines.load(quads);
-      in_quads(quads);
-      PQ_UNROLL
-      for (size_t j = 0; j < 4; ++j) _mm512_store_si512(out + ((i / 4 + j) * vectors + v) * 64, quads[j]);
-    }
-}
-
-// sums[t * stride + r] = row r of `rows` times token t of `tokens`; x: of in_lanes.
+// sums[t * stride + r] = row r of `rows` times token t of `tokens`; x: vectors of WideInput::lanes, `step` bytes apart.
 template <size_t rows, size_t vectors>
-void lanes_times(const int8_t* const (&w)[8], size_t cols, const uint8_t* x, size_t tokens, int32_t* sums,
+void lanes_times(const int8_t* const (&w)[8], size_t cols, const uint8_t* x, size_t step, size_t tokens, int32_t* sums,
                  size_t stride, size_t count) {
   __m512i acc[rows][vectors];
   PQ_UNROLL
   for (size_t r = 0; r < rows; ++r) PQ_UNROLL
   for (size_t v = 0; v < vectors; ++v) acc[r][v] = _mm512_setzero_si512();
-  for (size_t i = 0; i < cols; i += 4, x += 64 * vectors) {
+  for (size_t i = 0; i < cols; i += 4, x += 64) {
     const size_t left = cols - i;
     __m512i tokens16[vectors];
     PQ_UNROLL
-    for (size_t v = 0; v < vectors; ++v) tokens16[v] = _mm512_load_si512(x + 64 * v);
+    for (size_t v = 0; v < vectors; ++v) tokens16[v] = _mm512_load_si512(x + step * v);
     PQ_UNROLL
     for (size_t r = 0; r < rows; ++r) {
       int32_t four = 0;
@@ -54,10 +34,10 @@ void lanes_times(const int8_t* const (&w)[8], size_t cols, const uint8_t* x, siz
       for (size_t v = 0; v < vectors; ++v) acc[r][v] = _mm512_dpbusd_epi32(acc[r][v], tokens16[v], code);
     }
   }
-  alignas(64) int32_t lanes[rows][vectors * kWidth];
+  alignas(64) int32_t lanes[rows][vectors * kLaneWidth];
   PQ_UNROLL
   for (size_t r = 0; r < rows; ++r) PQ_UNROLL
-  for (size_t v = 0; v < vectors; ++v) _mm512_store_si512(lanes[r] + v * kWidth, acc[r][v]);
+  for (size_t v = 0; v < vectors; ++v) _mm512_store_si512(lanes[r] + v * kLaneWidth, acc[r][v]);
   for (size_t t = 0; t < tokens; ++t)
     for (size_t r = 0; r < count; ++r) sums[t * stride + r] = lanes[r][t];
 }
@@ -68,30 +48,31 @@ void rows_times(const AffineMatrix& m, size_t first, size_t last, const uint8_t*
   for (size_t r = first; r < last; r += rows) {
     const int8_t* w[8];
     for (size_t i = 0; i < rows; ++i) w[i] = m.codes + std::min(r + i, last - 1) * m.cols;
-    lanes_times<rows, vectors>(w, m.cols, x, tokens, out + (r - first), stride, std::min(rows, last - r));
+    lanes_times<rows, vectors>(w, m.cols, x, kLaneWidth * lane_columns(m.cols), tokens, out + (r - first), stride,
+                               std::min(rows, last - r));
   }
 }
 
 void sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* out, size_t stride) {
   if (x.tokens <= kFew) return few_sums<Bytes>(m, first, last, x, out, stride);
-  const size_t padded = (m.cols + 15) / 16 * 16;
-  uint8_t* const lanes = scratch(padded * kWidth * kMostVectors);
-  for (size_t token = 0; token < x.tokens; token += kWidth * kMostVectors) {
-    const size_t tokens = std::min(x.tokens - token, kWidth * kMostVectors), vectors = (tokens + kWidth - 1) / kWidth;
-    in_lanes(x, token, vectors, m.cols, lanes);
+  for (size_t token = 0; token < x.tokens; token += kLaneWidth * kMostVectors) {
+    const size_t tokens = std::min(x.tokens - token, kLaneWidth * kMostVectors),
+                 vectors = (tokens + kLaneWidth - 1) / kLaneWidth;
     const auto times = vectors == 1   ? rows_times<8, 1>
                        : vectors == 2 ? rows_times<8, 2>
                        : vectors == 3 ? rows_times<8, 3>
                                       : rows_times<6, 4>;
-    times(m, first, last, lanes, tokens, out + token * stride, stride);
+    times(m, first, last, x.lanes + token * lane_columns(m.cols), tokens, out + token * stride, stride);
   }
   subtract_excess(m, first, last, x.tokens, out, stride);
 }
 
+void put_lanes(const WideInput& x, size_t first, size_t cols, uint8_t* out) { put_tokens(x, first, cols, 0, out); }
+
 }  // namespace
 
 const AffineSet& affine_vnni() {
-  static constexpr AffineSet set{"AVX-512 VNNI", true, true, sums, floats};
+  static constexpr AffineSet set{"AVX-512 VNNI", true, true, sums, floats, put_lanes};
   return set;
 }
 

@@ -87,6 +87,7 @@ void bind_packed(nb::module_& m) {
   m.def("packed", &make_packed, "codec"_a, "bytes"_a, "rows"_a, "cols"_a, "scale"_a = 1.0f, "lane_step"_a = 0);
   m.def("packed_set", [] { return packed_set().name; });
   m.def("use_plain_kernels", &use_plain_kernels, "plain"_a);
+  m.def("use_vnni_kernels", &use_vnni_kernels);
   m.def("use_avx_vnni_kernels", &use_avx_vnni_kernels);
   m.def("use_avx2_kernels", &use_avx2_kernels);
   m.def("set_joint_rows", &set_joint_rows, "joint"_a);

@@ -12,6 +12,7 @@
 #include <span>
 
 #include "blocks.hpp"
+#include "tiles.hpp"
 
 namespace polyquant {
 
@@ -40,6 +41,7 @@ struct Activations {
   bool wide;   // groups of four scales are equal
   bool joint;  // of different sequences: the sums of few tokens need not have the order of one token
   SideBySide lanes{};
+  const TileKernels* tiles = nullptr;  // for more tokens than kLaneWidth
 };
 
 // Numbers of a table: how they are stored.
@@ -119,6 +121,7 @@ struct PackedSet {
                           float* y, size_t stride);
   // A vector of FloatInputs::lanes of at most kLaneWidth tokens x; null if the kernels do not read them
   void (*put_float_lanes)(const float* x, size_t tokens, size_t cols, float* lanes);
+  const TileKernels* tiles = nullptr;
 };
 
 // Kernels of matrices with tables, by instruction set: "2.32" is 2 bits with a scale per 32 columns or more.
@@ -135,10 +138,12 @@ const PackedSet& packed_plain();
 const PackedSet& packed_avx2();
 const PackedSet& packed_avx_vnni();
 const PackedSet& packed_vnni();
+const PackedSet& packed_amx();  // packed_vnni with tiles
 #endif
 const PackedSet& packed_set();       // the best set that this processor supports
 void use_plain_kernels(bool plain);  // for tests: existing matrices keep their kernels
 // For tests and benchmarks, until use_plain_kernels; false if the processor lacks them.
+bool use_vnni_kernels();
 bool use_avx_vnni_kernels();
 bool use_avx2_kernels();
 

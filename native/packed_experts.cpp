@@ -70,7 +70,8 @@ struct Input {
             n,
             a.wide,
             a.joint,
-            lanes};
+            lanes,
+            a.tiles};
   }
 };
 

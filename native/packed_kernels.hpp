@@ -484,6 +484,7 @@ PQ_INLINE __m256i four(const int8_t* a) {
 #include "packed_tiles.hpp"
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #include "packed_rows_vnni.hpp"
+#include "packed_tiles_amx.hpp"
 #endif
 
 template <class T, bool wide>
@@ -513,6 +514,10 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
     if (a.tokens == 4) rows_times<T, 2, wide>(w, first, last, a, 2, y, stride);
     return;
   }
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  if constexpr (T::sub == 32)  // sums of 16 columns are stored so often that tiles gain nothing
+    if (a.tiles && a.tokens > kLaneWidth) return multiply_tiles<T, wide>(w, first, last, a, y, stride);
 #endif
   multiply_many<T, wide>(w, first, last, a, y, stride);
 }

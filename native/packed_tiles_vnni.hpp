@@ -72,6 +72,14 @@ PQ_INLINE typename L::Ints start_of(const int16_t* totals, typename L::Ints minu
   return L::times(sum, minus);
 }
 
+// Products of four columns, quad j of a group. Those of a row wait for each other: rows take turns.
+template <class L>
+PQ_INLINE void add_quad(typename L::Ints (&dot)[kPanelRows], const Halves& q, int j, const int8_t* tokens) {
+  const typename L::Ints x = L::load(tokens + 4 * int(kLaneWidth) * j);
+  PQ_UNROLL
+  for (size_t r = 0; r < kPanelRows; ++r) dot[r] = L::dot(dot[r], four_codes<L>(q.quad(r, sizeof(Codes), j)), x);
+}
+
 // out [rows][tokens] += panel times one vector of tokens.
 template <class L, int span, bool offset>
 [[gnu::noinline]] void tile(const PanelUnit* p, size_t units, LaneVector a, PanelForm form, float* out) {
@@ -85,26 +93,25 @@ template <class L, int span, bool offset>
   const float* sums = span == 16 ? a.sum16 : a.sum32;
   for (size_t u = 0; u < units; ++u, ++p)
     for (int g = 0; g < 8; ++g) {
-      Ints x[8], start[subs];
-      PQ_UNROLL
-      for (int j = 0; j < 8; ++j) x[j] = L::load(a.q + 4 * int(kLaneWidth) * j);
-      for (int h = 0; h < subs; ++h) start[h] = start_of<L, span>(a.total16 + int(kLaneWidth) * h, minus);
       const Floats scale = L::load(a.scale);
       const Halves q(p->row[0].q, form.paired, g);
+      Floats product[kPanelRows];
       PQ_UNROLL
-      for (size_t r = 0; r < kPanelRows; ++r) {
-        Floats product;
+      for (int h = 0; h < subs; ++h) {
+        const Ints start = start_of<L, span>(a.total16 + int(kLaneWidth) * h, minus);
+        Ints dot[kPanelRows];
         PQ_UNROLL
-        for (int h = 0; h < subs; ++h) {
-          Ints dot = start[h];
-          PQ_UNROLL
-          for (int j = span / 4 * h; j < span / 4 * (h + 1); ++j)
-            dot = L::dot(dot, four_codes<L>(q.quad(r, sizeof(Codes), j)), x[j]);
-          const Floats d = L::all(p->row[r].d[subs * g + h]), n = L::numbers(dot);
-          product = h == 0 ? L::times(n, d) : L::add(n, d, product);
+        for (Ints& x : dot) x = start;
+        PQ_UNROLL
+        for (int j = span / 4 * h; j < span / 4 * (h + 1); ++j) add_quad<L>(dot, q, j, a.q);
+        PQ_UNROLL
+        for (size_t r = 0; r < kPanelRows; ++r) {
+          const Floats d = L::all(p->row[r].d[subs * g + h]), n = L::numbers(dot[r]);
+          product[r] = h == 0 ? L::times(n, d) : L::add(n, d, product[r]);
         }
-        acc[r] = L::add(product, scale, acc[r]);
       }
+      PQ_UNROLL
+      for (size_t r = 0; r < kPanelRows; ++r) acc[r] = L::add(product[r], scale, acc[r]);
       if constexpr (offset) {
         PQ_UNROLL
         for (int h = 0; h < subs; ++h) {
@@ -136,14 +143,8 @@ template <class L>
       for (Ints& x : dot) x = start;
       for (int g = 4 * s; g < 4 * s + 4; ++g, a.q += 32 * kLaneWidth) {
         const Halves q(p->row[0].q, form.paired, g);
-        Ints x[8];
         PQ_UNROLL
-        for (int j = 0; j < 8; ++j) x[j] = L::load(a.q + 4 * int(kLaneWidth) * j);
-        PQ_UNROLL
-        for (size_t r = 0; r < kPanelRows; ++r) {
-          PQ_UNROLL
-          for (int j = 0; j < 8; ++j) dot[r] = L::dot(dot[r], four_codes<L>(q.quad(r, sizeof(Codes), j)), x[j]);
-        }
+        for (int j = 0; j < 8; ++j) add_quad<L>(dot, q, j, a.q);
       }
       const Floats scale = L::load(a.scale);
       PQ_UNROLL

@@ -9,5 +9,14 @@ const PackedSet& packed_vnni() {
   return set;
 }
 
+const PackedSet& packed_amx() {
+  static const PackedSet set = [] {
+    PackedSet s = packed_vnni();
+    s.name = "AVX-512 VNNI with AMX", s.tiles = tiles_amx();
+    return s;
+  }();
+  return set;
+}
+
 }  // namespace polyquant
 #endif

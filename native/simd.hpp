@@ -9,6 +9,7 @@
 #endif
 
 #define PQ_INLINE inline __attribute__((always_inline))
+#define PQ_FLAT __attribute__((always_inline))  // of lambdas
 
 // For loops of at most 16 iterations: GCC would unroll them before vectorization, and then mostly fail to vectorize.
 #if defined(__GNUC__) && !defined(__clang__)

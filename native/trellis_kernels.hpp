@@ -11,7 +11,6 @@
 #include "trellis_matrix.hpp"
 #include "trellis_stream.hpp"
 
-#define PQ_FLAT __attribute__((always_inline))
 
 namespace polyquant {
 namespace {

@@ -11,7 +11,7 @@ from polyquant.errors import InputError
 from polyquant.ops import native
 
 
-@pytest.fixture(params=["avx512", "avxvnni", "avx2", "plain"])
+@pytest.fixture(params=["amx", "avx512", "avxvnni", "avx2", "plain"])
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     """The products of packed weights use the kernels of one instruction set, those of POLYQUANT_ISA."""
     if not native.available():

@@ -352,6 +352,7 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "unpack_tl": [lambda: (u8(64 * 32), i8(64 * 128), *TL1), lambda: (u8(64 * (20 + 8)), i8(64 * 128), *TL2)],
     "transpose_words": [lambda: (whole(np.uint32, 5, 33), whole(np.uint32, 33, 5))],
     "use_avx_vnni_kernels": [lambda: ()],
+    "use_vnni_kernels": [lambda: ()],
     "use_avx2_kernels": [lambda: ()],
     "use_plain_kernels": [lambda: (False,)],
     "xielu": [lambda: (f32(3, 5), f32(3, 5), 0.8, 1.3, 0.5, -1e-6)],

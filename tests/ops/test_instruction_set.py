@@ -27,7 +27,8 @@ def said(isa: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(not native.available(), reason="no native kernels here")
 @pytest.mark.parametrize(
-    ("isa", "name"), [("avx512", "AVX-512 VNNI"), ("avxvnni", "AVX-VNNI"), ("avx2", "AVX2"), ("plain", "plain")]
+    ("isa", "name"),
+    [("amx", "AVX-512 VNNI with AMX"), ("avx512", "AVX-512 VNNI"), ("avxvnni", "AVX-VNNI"), ("avx2", "AVX2"), ("plain", "plain")],
 )
 def test_kernels_of_an_instruction_set(isa: str, name: str) -> None:
     try:
@@ -53,7 +54,7 @@ def test_unknown_names_are_one_line() -> None:
     done = said("sse9", "-m", "polyquant", "doctor")
     assert done.returncode == 2
     assert done.stderr == (
-        "polyquant: POLYQUANT_ISA names no instruction set (expected avx512, avxvnni, avx2, plain, numpy, found sse9)\n"
+        "polyquant: POLYQUANT_ISA names no instruction set (expected amx, avx512, avxvnni, avx2, plain, numpy, found sse9)\n"
     )
 
 
@@ -67,7 +68,7 @@ np.save(sys.argv[2], rows)
 
 
 @pytest.mark.skipif(not native.available(), reason="no native kernels here")
-@pytest.mark.parametrize("isa", ["avx512", "avxvnni", "avx2", "plain", "numpy"])
+@pytest.mark.parametrize("isa", ["amx", "avx512", "avxvnni", "avx2", "plain", "numpy"])
 @pytest.mark.parametrize("model", ["tiny-llama-tied-Q4_0", "tiny-llama-untied-Q4_K_M"])
 def test_models_run_with_each_instruction_set(isa: str, model: str, tmp_path: Path) -> None:
     """In a process of its own; the fixture `kernels` runs the tests of products with each set in this one."""

@@ -2,7 +2,7 @@
 
 `POLYQUANT_NATIVE=0` in the environment, or `with engine("numpy"):`, disables the native kernels: codes and integer
 products are equal, floating-point products up to rounding, but slower. `POLYQUANT_ISA` forces the instruction set of
-the products of packed weights, for tests and benchmarks: avx512, avxvnni, avx2, plain, or numpy, which is
+the products of packed weights, for tests and benchmarks: amx, avx512, avxvnni, avx2, plain, or numpy, which is
 POLYQUANT_NATIVE=0.
 """
 
@@ -25,7 +25,14 @@ try:
 except ImportError:  # the pure package, reported by `doctor`
     _native = None
 
-_ISAS = {"avx512": "AVX-512 VNNI", "avxvnni": "AVX-VNNI", "avx2": "AVX2", "plain": "plain", "numpy": "numpy"}
+_ISAS = {
+    "amx": "AVX-512 VNNI with AMX",
+    "avx512": "AVX-512 VNNI",
+    "avxvnni": "AVX-VNNI",
+    "avx2": "AVX2",
+    "plain": "plain",
+    "numpy": "numpy",
+}
 
 
 def _forced(name: str | None) -> str | None:
@@ -41,6 +48,8 @@ def _forced(name: str | None) -> str | None:
         module = _native
         if module is not None:
             module.use_plain_kernels(name == "plain")
+            if name == "avx512":
+                module.use_vnni_kernels()
             if name == "avxvnni":
                 module.use_avx_vnni_kernels()
             if name == "avx2":

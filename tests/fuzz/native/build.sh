@@ -18,6 +18,7 @@ sets() {  # the flags of a file: those of CMakeLists.txt
     *_avx2) echo "$avx2" ;;
     *_avx_vnni) echo "$avx2 -DPQ_AVX_VNNI" ;;
     *_avx512) echo "$avx2 $avx512" ;;
+    *_amx) echo "$avx2 $avx512 -mamx-tile -mamx-int8" ;;
     *_vnni) echo "$avx2 $avx512 -mavx512vnni -mprefer-vector-width=256" ;;
   esac
 }

@@ -39,7 +39,7 @@ check-browser: $(INSTALLED)
 
 # The suite under address and undefined-behaviour sanitizers, folder by folder; needs g++ on Linux. tests/unsanitized.py
 # lists the tests that cannot run so. The libraries of the sanitizers must be loaded first, and libstdc++, so that they
-# see its exceptions. A processor with AVX-512 VNNI runs the kernels of AVX-VNNI too.
+# see its exceptions. A processor with AVX-512 VNNI runs the kernels of AVX-VNNI and AMX too.
 TESTS     ?= $(sort $(dir $(wildcard tests/*/test_*.py)))
 SANITIZED := $(abspath build/sanitized)
 EMULATED  := $(if $(shell grep -m1 avx512_vnni /proc/cpuinfo 2>/dev/null),ON,OFF)
@@ -47,7 +47,7 @@ EMULATED  := $(if $(shell grep -m1 avx512_vnni /proc/cpuinfo 2>/dev/null),ON,OFF
 check-sanitized: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet cmake ninja nanobind
 	mkdir -p build
-	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=g++ -DPOLYQUANT_SANITIZE=ON -DPOLYQUANT_EMULATE_AVX_VNNI=$(EMULATED) \
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=g++ -DPOLYQUANT_SANITIZE=ON -DPOLYQUANT_EMULATE_AVX_VNNI=$(EMULATED) -DPOLYQUANT_EMULATE_AMX=$(EMULATED) \
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) > $(SANITIZED).log 2>&1 || { cat $(SANITIZED).log; exit 1; }
 	$(BIN)/cmake --build $(SANITIZED) >> $(SANITIZED).log 2>&1 || { tail -50 $(SANITIZED).log; exit 1; }
 	rm -rf $(SANITIZED)/package && mkdir $(SANITIZED)/package && cp -r src/polyquant $(SANITIZED)/package

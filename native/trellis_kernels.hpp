@@ -11,7 +11,6 @@
 #include "trellis_matrix.hpp"
 #include "trellis_stream.hpp"
 
-
 namespace polyquant {
 namespace {
 

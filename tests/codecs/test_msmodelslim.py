@@ -152,13 +152,10 @@ def codes_per_row(w):
 @pytest.mark.parametrize("shape", [(1, 1), (3, 31), (5, 33), (13, 95), (50, 1024), (7, 1100), (49, 2080)])
 @pytest.mark.parametrize("inputs", ["token", "fixed", "mixed", "floats"])
 @pytest.mark.parametrize("offsets", [False, True])
-def test_odd_shapes(shape, inputs, offsets):
+def test_odd_shapes(shape, inputs, offsets, kernels):
     """Kernels against the reference at every remainder: rows, columns, tokens; extreme codes cannot overflow."""
-    from polyquant.ops import native
     from polyquant.types import Activation
 
-    if native.lib() is None:
-        pytest.skip("native kernels are not built or switched off")
     rng = np.random.default_rng(shape[1])
     n, k = shape
     codes = rng.integers(-128, 128, shape).astype(np.int8)

@@ -28,7 +28,13 @@ def said(isa: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not native.available(), reason="no native kernels here")
 @pytest.mark.parametrize(
     ("isa", "name"),
-    [("amx", "AVX-512 VNNI with AMX"), ("avx512", "AVX-512 VNNI"), ("avxvnni", "AVX-VNNI"), ("avx2", "AVX2"), ("plain", "plain")],
+    [
+        ("amx", "AVX-512 VNNI with AMX"),
+        ("avx512", "AVX-512 VNNI"),
+        ("avxvnni", "AVX-VNNI"),
+        ("avx2", "AVX2"),
+        ("plain", "plain"),
+    ],
 )
 def test_kernels_of_an_instruction_set(isa: str, name: str) -> None:
     try:
@@ -54,7 +60,8 @@ def test_unknown_names_are_one_line() -> None:
     done = said("sse9", "-m", "polyquant", "doctor")
     assert done.returncode == 2
     assert done.stderr == (
-        "polyquant: POLYQUANT_ISA names no instruction set (expected amx, avx512, avxvnni, avx2, plain, numpy, found sse9)\n"
+        "polyquant: POLYQUANT_ISA names no instruction set "
+        "(expected amx, avx512, avxvnni, avx2, plain, numpy, found sse9)\n"
     )
 
 

@@ -10,9 +10,9 @@ constexpr size_t kRows = 16, kTokens = 16, kColumns = 256;
 constexpr int kWide = 128;
 using Sums = int32_t[kRows * kTokens];
 
-// Integer sums of sub-block `s`. Products of adjacent sub-blocks are in different tiles: they overlap.
+// Integer sums of the columns that share scale `s` of a unit, in tile s % 2.
 template <int span, bool odd>
-PQ_INLINE void add_up(const TileUnit& unit, const int8_t* x, size_t s, Sums& sums) {
+PQ_INLINE void add_up(const TileUnit& unit, const int8_t* x, size_t s) {
   constexpr size_t line = 64, depth = span == kWide ? line : size_t(span);
   const int8_t* w = unit.row[0].q + s * size_t(span);
   x += s * size_t(span) * kTokens;
@@ -23,7 +23,6 @@ PQ_INLINE void add_up(const TileUnit& unit, const int8_t* x, size_t s, Sums& sum
       PQ_TILE_LOAD(7, x + i * kTokens, line);
       PQ_TILE_DOT(1, 5, 7);
     }
-    PQ_TILE_STORE(1, sums, line);
   } else {
     PQ_TILE_ZERO(0);
     for (size_t i = 0; i < size_t(span); i += depth) {
@@ -31,11 +30,11 @@ PQ_INLINE void add_up(const TileUnit& unit, const int8_t* x, size_t s, Sums& sum
       PQ_TILE_LOAD(6, x + i * kTokens, line);
       PQ_TILE_DOT(0, 4, 6);
     }
-    PQ_TILE_STORE(0, sums, line);
   }
 }
 
-// The operations of each number have the order of those in packed_tiles_vnni.hpp: the results are the same bits.
+// Sums are added up two steps before vectors need them, and stored one step before. The operations of each number have
+// the order of those in packed_tiles_vnni.hpp: the results are the same bits.
 template <int span, bool offset>
 void multiply(const TileUnit* p, size_t units, TileInputs x, float* out) {
   constexpr size_t subs = kColumns / span, groups = span == kWide ? 4 : 1;  // of 32 columns
@@ -43,30 +42,39 @@ void multiply(const TileUnit* p, size_t units, TileInputs x, float* out) {
   __m512 acc[kRows];
 #pragma GCC unroll 16
   for (size_t r = 0; r < kRows; ++r) acc[r] = _mm512_loadu_ps(out + kTokens * r);
-  const auto start = [&](const TileUnit& unit, const int8_t* q, size_t s) PQ_FLAT {
+  const auto start = [&](size_t u, size_t s) PQ_FLAT {
+    const size_t at = u + s / subs;
+    if (at >= units) return;
     if (s % 2)
-      add_up<span, true>(unit, q, s, sums[1]);
+      add_up<span, true>(p[at], x.q + at * kColumns * kTokens, s % subs);
     else
-      add_up<span, false>(unit, q, s, sums[0]);
+      add_up<span, false>(p[at], x.q + at * kColumns * kTokens, s % subs);
   };
-  start(*p, x.q, 0);
-  for (size_t u = 0; u < units; ++u, ++p, x.q += kColumns * kTokens) {
+  const auto store = [&](size_t s) PQ_FLAT {
+    constexpr size_t line = 64;
+    if (s % 2)
+      PQ_TILE_STORE(1, sums[1], line);
+    else
+      PQ_TILE_STORE(0, sums[0], line);
+  };
+  start(0, 0);
+  store(0);
+  start(0, 1);
+  for (size_t u = 0; u < units; ++u) {
 #pragma GCC unroll 8
     for (size_t s = 0; s < subs; ++s) {
-      if (s + 1 < subs)
-        start(*p, x.q, s + 1);
-      else if (u + 1 < units)
-        start(p[1], x.q + kColumns * kTokens, 0);
+      start(u, s + 2);
+      store(s + 1);  // after the last one, sums that nobody reads
       const __m512 scale = _mm512_loadu_ps(x.scale + kTokens * (8 * u + groups * s));
 #pragma GCC unroll 16
       for (size_t r = 0; r < kRows; ++r) {
         const __m512 n = _mm512_cvtepi32_ps(_mm512_load_si512(sums[s % 2] + kTokens * r));
-        acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(n, _mm512_set1_ps(p->row[r].d[groups * s])), scale, acc[r]);
+        acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(n, _mm512_set1_ps(p[u].row[r].d[groups * s])), scale, acc[r]);
       }
       if constexpr (offset) {
         const __m512 sum = _mm512_loadu_ps(x.sums + kTokens * (8 * u + s));
 #pragma GCC unroll 16
-        for (size_t r = 0; r < kRows; ++r) acc[r] = _mm512_fmadd_ps(_mm512_set1_ps(p->row[r].m[s]), sum, acc[r]);
+        for (size_t r = 0; r < kRows; ++r) acc[r] = _mm512_fmadd_ps(_mm512_set1_ps(p[u].row[r].m[s]), sum, acc[r]);
       }
     }
   }

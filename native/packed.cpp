@@ -296,7 +296,9 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   if (integers) a = rounded(x, jobs[0].matrix->cols, tokens, rounding, tokens <= kFewTokens);
   const FloatInputs in =
       floats ? float_inputs(float_room, x, tokens, jobs[0].matrix->cols) : FloatInputs{x, nullptr, tokens};
-  const auto in_lanes = [&](const PackedJob& job) { return job.integers(rounding) && tokens > job.kernel->alone; };
+  const auto in_lanes = [&](const PackedJob& job) {
+    return job.integers(rounding) && (tokens > job.kernel->alone || (a.tiles && tokens >= job.kernel->tiled));
+  };
   if (std::any_of(jobs.begin(), jobs.end(), in_lanes)) {
     a.lanes = lanes_in(lane_room, lane_vectors(tokens), a.padded);
     parallel_for(a.padded / kUnit, [&](size_t unit) { put_side_by_side(a, a.lanes, unit); });

@@ -82,6 +82,7 @@ struct PackedMatrix {
 
 // Maximum number of tokens multiplied row by row, which reads Activations::paired and apart.
 constexpr size_t kFewTokens = 4;
+constexpr size_t kNever = size_t(-1);
 // Maximum number of rows of floats multiplied at a time.
 constexpr size_t kFloatRows = 32;
 
@@ -97,6 +98,7 @@ struct PackedKernel {
   void (*floats)(const PackedMatrix&, size_t first, size_t last, const float* x, size_t tokens, float* y,
                  size_t stride) = nullptr;
   size_t alone = kFewTokens;  // the largest number of tokens that need no Activations::lanes
+  size_t tiled = kNever;      // with Activations::tiles, so many tokens need them too
 };
 
 // Float activations. lanes: of five and more tokens, vectors of kLaneWidth tokens side by side, zeros after the last

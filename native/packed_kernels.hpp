@@ -46,6 +46,11 @@ constexpr int kCentre<T> = T::zero;
 template <class T>
 constexpr size_t kAlone = kFewTokens;
 
+// The least number of tokens that are multiplied in tiles. Fewer are faster while they are unpacked, and sums of 16
+// columns are stored so often that tiles gain nothing.
+template <class T>
+constexpr size_t kTiled = T::sub == 32 ? 9 : kNever;
+
 template <class T>
 PQ_INLINE const uint8_t* line_of(const PackedMatrix& w, size_t v) {
   return w.data + v / kLanes<T> * w.line_bytes;
@@ -490,6 +495,8 @@ PQ_INLINE __m256i four(const int8_t* a) {
 template <class T, bool wide>
 void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  if constexpr (kTiled<T> != kNever)
+    if (a.tiles && a.tokens >= kTiled<T>) return multiply_tiles<T, wide>(w, first, last, a, y, stride);
   if constexpr (Sixteen<T>)
     if (a.tokens >= (a.joint ? kLeastSixteen<T> : kFewTokens + 1) && a.tokens <= kMostSixteen)
       return multiply_sixteen<T, wide>(w, first, last, a, y, stride);
@@ -514,10 +521,6 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
     if (a.tokens == 4) rows_times<T, 2, wide>(w, first, last, a, 2, y, stride);
     return;
   }
-#endif
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  if constexpr (T::sub == 32)  // sums of 16 columns are stored so often that tiles gain nothing
-    if (a.tiles && a.tokens > kLaneWidth) return multiply_tiles<T, wide>(w, first, last, a, y, stride);
 #endif
   multiply_many<T, wide>(w, first, last, a, y, stride);
 }

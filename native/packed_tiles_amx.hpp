@@ -29,9 +29,12 @@ PQ_INLINE void put_row(const Codes& c, PanelForm form, TileRow& row) {
 template <class T>
 PQ_INLINE void fill_tiles(const PackedMatrix& w, size_t v, size_t end, size_t units, PanelForm form, TileUnit* panel) {
   float* const room = Tabled<T> ? table_scratch(table_floats<T>(w.cols)) : nullptr;
+  const size_t panel_bytes = kTileRows / kLanes<T> * w.line_bytes;
   for (size_t r = 0; r < kTileRows; ++r) {
     const Row<T> row = row_at<T>(w, v + r < end ? v + r : v, room);
     for (size_t u = 0; u < units; ++u) {
+      for (size_t i = 0; r % kLanes<T> == 0 && i < kUnitBytes<T>; i += 64)  // of the next panel
+        _mm_prefetch(reinterpret_cast<const char*>(row.line + u * kUnitBytes<T> + panel_bytes + i), _MM_HINT_T1);
       Codes c;
       take_unit(row, u, w.cols, c);
       put_row(c, form, panel[u].row[r]);

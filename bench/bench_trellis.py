@@ -25,11 +25,11 @@ AVX512 = "512" in native.instruction_set()
 DISTORTION = {(2, 12): 0.0726, (2, 14): 0.0705, (2, 16): 0.0685, (3, 12): 0.0189, (3, 14): 0.0181, (3, 16): 0.0175,
               (4, 12): 0.0052, (4, 14): 0.0048, (4, 16): 0.0045}  # fmt: skip
 ENCODE = {
-    12: 3.0 if AVX512 else 1.9,
-    14: 0.9 if AVX512 else 0.5,
-    16: 0.2 if AVX512 else 0.14,
-}  # million weights per second
-MULTIPLY = 15.0 if AVX512 else 6.0  # billion weights per second
+    12: 5.0 if AVX512 else 1.9,
+    14: 1.5 if AVX512 else 0.5,
+    16: 0.35 if AVX512 else 0.14,
+}  # million weights per second; of 4 bits half of that
+MULTIPLY = 20.0 if AVX512 else 14.0  # billion weights per second
 
 
 def _random(codec: Trellis, seed: int) -> dict[str, np.ndarray]:
@@ -58,9 +58,9 @@ def _encode() -> Iterator[Row]:
                 native.set_threads(threads)
                 (seconds,) = in_turn(partial(trellis.encode, tiles, bits, window, book), repeats=2)
                 speeds.append(tiles.size / seconds / 1e6)
-            name, bar = f"encode, {bits} bit, L = {window}", 1.0 if bits < 4 else None
-            yield Row(f"{name}, one thread", "M weights/s", speeds[0], ENCODE[window], bar, more=True)
-            yield Row(f"{name}, two threads over one", "times", speeds[1] / speeds[0], 1.8, bar, more=True)
+            name, bar = f"encode, {bits} bit, L = {window}", ENCODE[window] / (2 if bits == 4 else 1)
+            yield Row(f"{name}, one thread", "M weights/s", speeds[0], bar, 1.0, more=True)
+            yield Row(f"{name}, two threads over one", "times", speeds[1] / speeds[0], 1.8, 1.0, more=True)
 
 
 def _one(codec_name: str, count: int) -> Callable[[], None]:

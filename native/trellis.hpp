@@ -33,11 +33,10 @@ struct TrellisSearch {
 // The tail-biting path of least squared error for each tile: encode_reference of ops/trellis.py, bit for bit.
 void trellis_encode(const float* tiles, size_t count, const TrellisSearch& search, uint8_t* codes);
 
-// The first group of the block of 16 * 2 ** bits that a plane-wise walk makes n groups after its start: blocks reached
-// from
-// the same metrics are consecutive.
-inline size_t trellis_block(const TrellisSearch& s, size_t n) {
-  const size_t block = size_t(16) << s.bits, plane = s.groups() >> s.bits;
+// The first group of the block of `lanes` * 2 ** bits that a plane-wise walk makes n groups after its start: blocks
+// reached from the same metrics are consecutive.
+inline size_t trellis_block(const TrellisSearch& s, size_t lanes, size_t n) {
+  const size_t block = lanes << s.bits, plane = s.groups() >> s.bits;
   if (plane < block) return n;
   const size_t i = n / block;
   return (i & ((size_t(1) << s.bits) - 1)) * plane + (i >> s.bits) * block;
@@ -59,18 +58,19 @@ using TrellisWalker = void (*)(const TrellisSearch&, const int16_t* table, const
 struct TrellisWalk {
   const int16_t* table;  // levels in the order in which `walk` reads them
   TrellisWalker walk;
-  bool planes;  // groups separated by their low bits; otherwise in order
+  size_t lanes = 0;  // of its vectors if groups are separated by their low bits; 0: in order
 
-  size_t row(const TrellisSearch& s) const { return planes ? s.groups() + (kStagger << s.bits) : s.groups(); }
+  size_t row(const TrellisSearch& s) const { return lanes ? s.groups() + (kStagger << s.bits) : s.groups(); }
   size_t place(const TrellisSearch& s, size_t group) const {
-    return planes ? (group & ((size_t(1) << s.bits) - 1)) * ((s.groups() >> s.bits) + kStagger) + (group >> s.bits)
-                  : group;
+    return lanes ? (group & ((size_t(1) << s.bits) - 1)) * ((s.groups() >> s.bits) + kStagger) + (group >> s.bits)
+                 : group;
   }
 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
-// The walk of these kernels; null if the search does not fill their vectors.
-TrellisWalker trellis_walk_avx2(const TrellisSearch& search, bool* planes);
+// The walk of these kernels, and TrellisWalk::lanes; null if the search does not fill their vectors.
+TrellisWalker trellis_walk_avx2(const TrellisSearch& search, size_t* lanes);
+TrellisWalker trellis_walk_avx512(const TrellisSearch& search, size_t* lanes);
 #endif
 
 }  // namespace polyquant

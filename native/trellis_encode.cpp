@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "packed.hpp"
 #include "threads.hpp"
 #include "trellis.hpp"
 
@@ -131,30 +132,31 @@ void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& w
   }
 }
 
-// levels[q << bits | b] for 16 adjacent q, then the next b
-void in_planes(const TrellisSearch& s, int16_t* out) {
+// levels[q << bits | b] for as many adjacent q as lanes, then the next b
+void in_planes(const TrellisSearch& s, size_t lanes, int16_t* out) {
   const size_t choices = size_t(1) << s.bits, groups = s.groups();
   for (size_t n = 0; n < groups; ++n) {
-    const size_t block = 16 * choices, q = trellis_block(s, n / block * block) + n % block;
-    for (size_t b = 0; b < choices; ++b) out[(n / 16 * choices + b) * 16 + n % 16] = s.levels[q << s.bits | b];
+    const size_t block = lanes * choices, q = trellis_block(s, lanes, n / block * block) + n % block;
+    for (size_t b = 0; b < choices; ++b) out[(n / lanes * choices + b) * lanes + n % lanes] = s.levels[q << s.bits | b];
   }
 }
 
 }  // namespace
 
 void trellis_encode(const float* tiles, size_t count, const TrellisSearch& s, uint8_t* codes) {
-  TrellisWalk way{s.levels, walk_plain, false};
+  TrellisWalk way{s.levels, walk_plain};
   Lines<int16_t> arranged;
 #if defined(__x86_64__) && defined(__GNUC__)
-  if (__builtin_cpu_supports("avx2"))
-    if (const TrellisWalker walk = trellis_walk_avx2(s, &way.planes)) {
-      way.walk = walk;
-      if (way.planes) {
-        int16_t* const table = arranged.of(size_t(1) << s.window);
-        in_planes(s, table);
-        way.table = table;
-      }
-    }
+  TrellisWalker walk = nullptr;
+  const PackedSet& set = packed_set();
+  if (&set == &packed_vnni() || &set == &packed_amx()) walk = trellis_walk_avx512(s, &way.lanes);
+  if (!walk && &set != &packed_plain()) walk = trellis_walk_avx2(s, &way.lanes);
+  if (walk) way.walk = walk;
+  if (walk && way.lanes) {
+    int16_t* const table = arranged.of(size_t(1) << s.window);
+    in_planes(s, way.lanes, table);
+    way.table = table;
+  }
 #endif
   parallel_for((count + 1) / 2, [&](size_t pair) {
     thread_local Room room;

@@ -51,9 +51,12 @@ CASES = [
     (2, 12),
     (3, 9),
     (3, 10),
+    (3, 11),
     (3, 12),
     (4, 8),
     (4, 10),
+    (4, 12),
+    (4, 13),
     (5, 9),
     (6, 10),
     (7, 11),
@@ -63,9 +66,8 @@ CASES = [
 ]
 
 
-@pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
 @pytest.mark.parametrize(("bits", "window"), CASES)
-def test_encoder_equals_its_reference(bits: int, window: int) -> None:
+def test_encoder_equals_its_reference(bits: int, window: int, kernels: str) -> None:
     tiles = np.random.default_rng(bits * 16 + window).standard_normal((3, 256)).astype(np.float32)
     tiles[1] *= 3  # beyond the codebook, where distances saturate
     tiles[2] = 0
@@ -75,9 +77,8 @@ def test_encoder_equals_its_reference(bits: int, window: int) -> None:
     )
 
 
-@pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
 @pytest.mark.parametrize(("bits", "window"), [(2, 15), (3, 15), (4, 15)])
-def test_partially_kept_rows(bits: int, window: int) -> None:
+def test_partially_kept_rows(bits: int, window: int, kernels: str) -> None:
     tiles = np.random.default_rng(window).standard_normal((1, 256)).astype(np.float32)
     book = ops.codebook("mul1", window)
     np.testing.assert_array_equal(

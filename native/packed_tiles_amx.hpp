@@ -1,4 +1,4 @@
-// Products of more tokens than a vector with tiles.hpp: panels of sixteen rows. Included by packed_kernels.hpp.
+// Products of nine and more tokens with the tiles of tiles.hpp, in panels of sixteen rows. Included by packed_kernels.hpp.
 
 constexpr size_t kTileRows = 16;
 static_assert(kTileRows == 2 * kPanelRows && kLaneWidth == 16);
@@ -52,8 +52,8 @@ void multiply_tiles(const PackedMatrix& w, size_t first, size_t last, const Acti
   const auto fitting = [](size_t room, size_t each) { return room > each ? room / each : 1; };
   const size_t most = fitting(lane_bytes, kLaneWidth * a.padded * 3 / 2),
                panels = vectors <= most ? 1 : fitting(panel_bytes, units * sizeof(TileUnit));
-  auto* const room =
-      reinterpret_cast<TileUnit*>(scratch(panels * units * sizeof(TileUnit) + vectors * tile * sizeof(float)));
+  const size_t sums = (vectors < most ? vectors : most) * tile * sizeof(float);
+  auto* const room = reinterpret_cast<TileUnit*>(scratch(panels * units * sizeof(TileUnit) + sums));
   auto* const out = reinterpret_cast<float*>(room + panels * units);
   const PanelForm form = signed_form<T>(w);
   const auto multiply = a.tiles->multiply(span, form.offset);

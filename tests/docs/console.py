@@ -122,7 +122,7 @@ VARIES = re.compile(
 )
 
 
-KERNELS = re.compile(r"AVX-512(?: VNNI)?|AVX2|SSE2|NEON")
+KERNELS = re.compile(r"AVX-512(?: VNNI(?: with AMX)?)?|AVX2|SSE2|NEON")
 
 
 def differs(expected: str, found: str) -> bool:

@@ -1,4 +1,5 @@
-// Products of nine and more tokens with the tiles of tiles.hpp, in panels of sixteen rows. Included by packed_kernels.hpp.
+// Products of nine and more tokens with the tiles of tiles.hpp, in panels of sixteen rows. Included by
+// packed_kernels.hpp.
 
 constexpr size_t kTileRows = 16;
 static_assert(kTileRows == 2 * kPanelRows && kLaneWidth == 16);

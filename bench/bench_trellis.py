@@ -58,8 +58,8 @@ def _encode() -> Iterator[Row]:
                 native.set_threads(threads)
                 (seconds,) = in_turn(partial(trellis.encode, tiles, bits, window, book), repeats=2)
                 speeds.append(tiles.size / seconds / 1e6)
-            name, bar = f"encode, {bits} bit, L = {window}", ENCODE[window] / (2 if bits == 4 else 1)
-            yield Row(f"{name}, one thread", "M weights/s", speeds[0], bar, 1.0, more=True)
+            name, goal = f"encode, {bits} bit, L = {window}", ENCODE[window] / (2 if bits == 4 else 1)
+            yield Row(f"{name}, one thread", "M weights/s", speeds[0], goal, 1.0, more=True)
             yield Row(f"{name}, two threads over one", "times", speeds[1] / speeds[0], 1.8, 1.0, more=True)
 
 

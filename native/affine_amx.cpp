@@ -33,27 +33,21 @@ void pack_rows(const AffineMatrix& m, size_t first, size_t last, int8_t* out) {
 
 // [16 rows][16 tokens] -> sums[t * stride + r] of so many tokens and rows.
 void put_sums(const int32_t* tile, size_t tokens, size_t rows, int32_t* sums, size_t stride) {
-  __m512i x[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) x[i] = _mm512_load_si512(tile + 16 * i);
+  __m512i x[4][4];
 #pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {  // four by four in 128-bit lanes
-    const __m512i a = _mm512_unpacklo_epi32(x[i], x[i + 1]), b = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-    const __m512i c = _mm512_unpacklo_epi32(x[i + 2], x[i + 3]), d = _mm512_unpackhi_epi32(x[i + 2], x[i + 3]);
-    x[i] = _mm512_unpacklo_epi64(a, c), x[i + 1] = _mm512_unpackhi_epi64(a, c);
-    x[i + 2] = _mm512_unpacklo_epi64(b, d), x[i + 3] = _mm512_unpackhi_epi64(b, d);
+  for (int i = 0; i < 4; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) x[i][j] = _mm512_load_si512(tile + 16 * (4 * i + j));
+    in_quads(x[i]);
   }
   const __mmask16 mask = __mmask16((1u << rows) - 1);
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {  // the lanes
-    const __m512i a = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x44), b = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xee);
-    const __m512i c = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x44),
-                  d = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xee);
-    const __m512i of_tokens[4] = {_mm512_shuffle_i32x4(a, c, 0x88), _mm512_shuffle_i32x4(a, c, 0xdd),
-                                  _mm512_shuffle_i32x4(b, d, 0x88), _mm512_shuffle_i32x4(b, d, 0xdd)};
+  for (size_t i = 0; i < 4; ++i) {
+    __m512i of_tokens[4] = {x[0][i], x[1][i], x[2][i], x[3][i]};  // i, i + 4 ...
+    exchange_lanes(of_tokens);
 #pragma GCC unroll 4
     for (size_t t = 0; t < 4; ++t)
-      if (4 * t + size_t(i) < tokens) _mm512_mask_storeu_epi32(sums + (4 * t + size_t(i)) * stride, mask, of_tokens[t]);
+      if (4 * t + i < tokens) _mm512_mask_storeu_epi32(sums + (4 * t + i) * stride, mask, of_tokens[t]);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "affine.hpp"
+#include "packed_loop.hpp"
 #include "simd.hpp"
 #include "threads.hpp"
 
@@ -110,7 +111,8 @@ struct Rounded {
   float scale = 0, offset = 0;
   bool panels = false;
   std::vector<int16_t> words;
-  std::vector<uint8_t> bytes, lanes;
+  std::vector<uint8_t> bytes;
+  Room lanes;
   std::vector<float> scales;   // [T] if each token has its own
   std::vector<int32_t> total;  // [T] sums of the codes
   std::vector<float> floats;   // [T, K] codes times scale, if groups of weights have scales
@@ -163,9 +165,7 @@ struct Rounded {
     });
     if (!panels || !set.put_lanes) return;
     const size_t each = kLaneWidth * lane_columns(cols), vectors = (tokens + kLaneWidth - 1) / kLaneWidth;
-    constexpr size_t line = 64;
-    lanes.resize(vectors * each + line);
-    uint8_t* const out = lanes.data() + (line - reinterpret_cast<uintptr_t>(lanes.data()) % line) % line;
+    uint8_t* const out = lanes.at_least(vectors * each);
     parallel_for(vectors, [&](size_t v) { set.put_lanes(wide, v * kLaneWidth, cols, out + v * each); });
     wide.lanes = out;
   }

@@ -20,7 +20,7 @@ struct TileConfiguration {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  // depth: columns of weights that a product of tiles adds up, 16, 32 or 64.
+  // depth: columns of weights that a product of tiles adds up, 32 or 64.
   explicit TileConfiguration(int depth) {
     for (int i = 0; i < 8; ++i) row_bytes[i] = 64, rows[i] = 16;
     row_bytes[4] = row_bytes[5] = uint16_t(depth);

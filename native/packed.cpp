@@ -80,6 +80,14 @@ const PackedSet& packed_set() {
   return *found;
 }
 
+bool vnni_selected() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  return &packed_set() == &packed_vnni() || &packed_set() == &packed_amx();
+#else
+  return false;
+#endif
+}
+
 void use_plain_kernels(bool plain) { chosen.store(plain ? &packed_plain() : nullptr, std::memory_order_relaxed); }
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -104,7 +112,7 @@ bool use_avx2_kernels() { return false; }
 std::span<const PackedKernel> grouped_kernels() {
 #if defined(__x86_64__) && defined(__GNUC__)
   const PackedSet& set = packed_set();
-  if (&set == &packed_vnni() || &set == &packed_amx()) return grouped_vnni();
+  if (vnni_selected()) return grouped_vnni();
   if (&set == &packed_avx_vnni()) return grouped_avx_vnni();
   if (&set == &packed_avx2()) return grouped_avx2();
 #endif

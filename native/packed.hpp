@@ -41,7 +41,7 @@ struct Activations {
   bool wide;   // groups of four scales are equal
   bool joint;  // of different sequences: the sums of few tokens need not have the order of one token
   SideBySide lanes{};
-  const TileKernels* tiles = nullptr;  // for more tokens than kLaneWidth
+  const TileKernels* tiles = nullptr;  // for PackedKernel::tiled tokens and more
 };
 
 // Numbers of a table: how they are stored.
@@ -143,6 +143,7 @@ const PackedSet& packed_vnni();
 const PackedSet& packed_amx();  // packed_vnni with tiles
 #endif
 const PackedSet& packed_set();       // the best set that this processor supports
+bool vnni_selected();                // with tiles or without
 void use_plain_kernels(bool plain);  // for tests: existing matrices keep their kernels
 // For tests and benchmarks, until use_plain_kernels; false if the processor lacks them.
 bool use_vnni_kernels();

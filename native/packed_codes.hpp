@@ -137,7 +137,6 @@ PQ_INLINE F8 to_floats(const I8x& x) {
 #endif
 }
 
-// Eight bytes as floats.
 // Numbers of the format E4M3 without their signs, 0 to 0x7e. The bits of the smallest are not read as those of a float:
 // it would be subnormal, and multiplying it takes a hundred cycles.
 PQ_INLINE F8 e4m3_magnitudes(const I8x& x) {
@@ -145,6 +144,7 @@ PQ_INLINE F8 e4m3_magnitudes(const I8x& x) {
   return F8((tiny & I8x(to_floats(x) * 0x1p-9f)) | (~tiny & normal));
 }
 
+// Eight bytes as floats.
 PQ_INLINE F8 floats8(uint64_t bytes) { return to_floats(ints8(bytes)); }
 
 PQ_INLINE F8 signed_floats8(uint64_t bytes) { return floats8(bytes ^ 0x8080808080808080u) - 128.0f; }

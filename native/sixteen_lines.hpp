@@ -25,6 +25,14 @@ PQ_INLINE void in_quads(__m512i (&x)[4]) {
   x[2] = _mm512_unpacklo_epi64(b, d), x[3] = _mm512_unpackhi_epi64(b, d);
 }
 
+// Lane l of register i and lane i of register l change places.
+PQ_INLINE void exchange_lanes(__m512i (&x)[4]) {
+  const __m512i a = _mm512_shuffle_i32x4(x[0], x[1], 0x44), b = _mm512_shuffle_i32x4(x[0], x[1], 0xee);
+  const __m512i c = _mm512_shuffle_i32x4(x[2], x[3], 0x44), d = _mm512_shuffle_i32x4(x[2], x[3], 0xee);
+  x[0] = _mm512_shuffle_i32x4(a, c, 0x88), x[1] = _mm512_shuffle_i32x4(a, c, 0xdd);
+  x[2] = _mm512_shuffle_i32x4(b, d, 0x88), x[3] = _mm512_shuffle_i32x4(b, d, 0xdd);
+}
+
 // Sixteen lines, `stride` bytes apart: three registers and four pointers reach all.
 struct SixteenLines {
   const uint8_t* first;

@@ -148,9 +148,8 @@ void trellis_encode(const float* tiles, size_t count, const TrellisSearch& s, ui
   Lines<int16_t> arranged;
 #if defined(__x86_64__) && defined(__GNUC__)
   TrellisWalker walk = nullptr;
-  const PackedSet& set = packed_set();
-  if (&set == &packed_vnni() || &set == &packed_amx()) walk = trellis_walk_avx512(s, &way.lanes);
-  if (!walk && &set != &packed_plain()) walk = trellis_walk_avx2(s, &way.lanes);
+  if (vnni_selected()) walk = trellis_walk_avx512(s, &way.lanes);
+  if (!walk && &packed_set() != &packed_plain()) walk = trellis_walk_avx2(s, &way.lanes);
   if (walk) way.walk = walk;
   if (walk && way.lanes) {
     int16_t* const table = arranged.of(size_t(1) << s.window);

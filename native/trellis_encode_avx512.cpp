@@ -1,6 +1,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)  // compiled with this instruction set: see CMakeLists.txt
 #include <immintrin.h>
 
+#include "sixteen_lines.hpp"
 #include "trellis_walk.hpp"
 
 namespace polyquant {
@@ -43,16 +44,12 @@ struct ThirtyTwo {
     put_lanes(odd, out + plane, 2 * plane);
   }
   static PQ_INLINE void take_apart(const __m512i (&v)[16], uint16_t* out, size_t plane) {
-    __m512i x[4][4];  // [remainder mod 4][four vectors]
+    __m512i x[4][4];  // [four vectors][remainder mod 4]
     for (int i = 0; i < 4; ++i) {
-      __m512i w[4];
-      for (int j = 0; j < 4; ++j) w[j] = by_remainder<16>(v[4 * i + j]);
-      const __m512i a = _mm512_unpacklo_epi32(w[0], w[1]), b = _mm512_unpackhi_epi32(w[0], w[1]);
-      const __m512i c = _mm512_unpacklo_epi32(w[2], w[3]), d = _mm512_unpackhi_epi32(w[2], w[3]);
-      x[0][i] = _mm512_unpacklo_epi64(a, c), x[1][i] = _mm512_unpackhi_epi64(a, c);
-      x[2][i] = _mm512_unpacklo_epi64(b, d), x[3][i] = _mm512_unpackhi_epi64(b, d);
+      for (int j = 0; j < 4; ++j) x[i][j] = by_remainder<16>(v[4 * i + j]);
+      in_quads(x[i]);
     }
-    for (size_t e = 0; e < 4; ++e) put_lanes(x[e], out + e * plane, 4 * plane);
+    for (size_t e = 0; e < 4; ++e) put_lanes({x[0][e], x[1][e], x[2][e], x[3][e]}, out + e * plane, 4 * plane);
   }
 
  private:
@@ -71,12 +68,9 @@ struct ThirtyTwo {
 
   // Lane l of the four vectors -> row l.
   static PQ_INLINE void put_lanes(const __m512i (&v)[4], uint16_t* out, size_t step) {
-    const __m512i a = _mm512_shuffle_i64x2(v[0], v[1], 0x44), b = _mm512_shuffle_i64x2(v[0], v[1], 0xee);
-    const __m512i c = _mm512_shuffle_i64x2(v[2], v[3], 0x44), d = _mm512_shuffle_i64x2(v[2], v[3], 0xee);
-    store(out, _mm512_shuffle_i64x2(a, c, 0x88));
-    store(out + step, _mm512_shuffle_i64x2(a, c, 0xdd));
-    store(out + 2 * step, _mm512_shuffle_i64x2(b, d, 0x88));
-    store(out + 3 * step, _mm512_shuffle_i64x2(b, d, 0xdd));
+    __m512i x[4] = {v[0], v[1], v[2], v[3]};
+    exchange_lanes(x);
+    for (size_t l = 0; l < 4; ++l) store(out + l * step, x[l]);
   }
 };
 

@@ -144,7 +144,7 @@ const TrellisSet& trellis_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   // Some processors with VNNI lack VBMI.
   static const bool shifts = __builtin_cpu_supports("avx512vbmi");
-  if ((&packed_set() == &packed_vnni() || &packed_set() == &packed_amx()) && shifts) return trellis_vnni();
+  if (vnni_selected() && shifts) return trellis_vnni();
   if (&packed_set() == &packed_avx_vnni()) return trellis_avx_vnni();
   if (&packed_set() != &packed_plain()) return trellis_avx2();
 #endif

@@ -66,6 +66,7 @@ CASES = [
 ]
 
 
+@pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
 @pytest.mark.parametrize(("bits", "window"), CASES)
 def test_encoder_equals_its_reference(bits: int, window: int, kernels: str) -> None:
     tiles = np.random.default_rng(bits * 16 + window).standard_normal((3, 256)).astype(np.float32)
@@ -77,6 +78,7 @@ def test_encoder_equals_its_reference(bits: int, window: int, kernels: str) -> N
     )
 
 
+@pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
 @pytest.mark.parametrize(("bits", "window"), [(2, 15), (3, 15), (4, 15)])
 def test_partially_kept_rows(bits: int, window: int, kernels: str) -> None:
     tiles = np.random.default_rng(window).standard_normal((1, 256)).astype(np.float32)

@@ -39,7 +39,7 @@ def ours(path: str, threads: int, steps: int, counts: list[int], *, avx2: bool =
     from polyquant.runtime.batch import Batch
     from polyquant.runtime.generate import generate
 
-    if avx2 and not native.module().use_avx2_kernels():
+    if avx2 and not native.module().use_kernels("avx2"):
         raise SystemExit("this processor has no AVX2")
     model = polyquant.load(path, threads=threads)
     out = {}

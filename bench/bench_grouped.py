@@ -88,14 +88,14 @@ def rows() -> Iterator[Row]:
     try:
         for avx2 in (False, True) if AVX512 else (False,):
             if avx2:
-                native.module().use_avx2_kernels()
+                native.module().use_kernels("avx2")
             for case in CASES:
                 yield row(*case, tokens=1, suffix=", AVX2" if avx2 else "")
-        native.module().use_plain_kernels(False)
+        native.module().use_kernels("")
         for case in CASES[:1] + CASES[10:11] + CASES[12:13] + CASES[15:16]:
             yield row(*case[:-1], None, tokens=64, suffix=", 64 tokens")
     finally:
-        native.module().use_plain_kernels(False)
+        native.module().use_kernels("")
         native.set_threads(before)
 
 

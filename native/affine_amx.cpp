@@ -121,7 +121,7 @@ void put_lanes(const WideInput& x, size_t first, size_t cols, uint8_t* out) {
 const AffineSet& affine_amx() {
   static const AffineSet set = [] {
     AffineSet s = affine_vnni();
-    s.name = "AMX", s.sums = sums, s.put_lanes = put_lanes, s.rows = 4 * kTile;
+    s.sums = sums, s.put_lanes = put_lanes, s.rows = 4 * kTile;
     return s;
   }();
   return set;

@@ -56,7 +56,7 @@ void sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, 
 }  // namespace
 
 const AffineSet& affine_avx2() {
-  static constexpr AffineSet set{"AVX2", false, true, sums, floats};
+  static constexpr AffineSet set{false, true, sums, floats};
   return set;
 }
 

@@ -26,7 +26,7 @@ void sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, 
 }  // namespace
 
 const AffineSet& affine_avx_vnni() {
-  static constexpr AffineSet set{"AVX-VNNI", true, true, sums, floats};
+  static constexpr AffineSet set{true, true, sums, floats};
   return set;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "affine.hpp"
+#include "kernel_sets.hpp"
 #include "packed_loop.hpp"
 #include "simd.hpp"
 #include "threads.hpp"
@@ -64,17 +65,7 @@ void floats_plain(const AffineMatrix& m, size_t first, size_t last, const float*
     }
 }
 
-// The set matching the selected packed kernels (packed.cpp selects, tests switch).
-const AffineSet& affine_set() {
-#if defined(__x86_64__) && defined(__GNUC__)
-  const PackedSet& packed = packed_set();
-  if (&packed == &packed_amx()) return affine_amx();
-  if (&packed == &packed_vnni()) return affine_vnni();
-  if (&packed == &packed_avx_vnni()) return affine_avx_vnni();
-  if (&packed != &packed_plain()) return affine_avx2();
-#endif
-  return affine_plain();
-}
+const AffineSet& affine_set() { return kernel_set().affine(); }
 
 // ---------------------------------------------------------------- activations
 
@@ -248,7 +239,7 @@ size_t rows_of_a_chunk(const AffineMatrix& m, size_t tokens, size_t bytes) {
 }  // namespace
 
 const AffineSet& affine_plain() {
-  static constexpr AffineSet set{"plain", false, false, sums_plain, floats_plain};
+  static constexpr AffineSet set{false, false, sums_plain, floats_plain};
   return set;
 }
 

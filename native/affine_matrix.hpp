@@ -47,7 +47,6 @@ constexpr size_t kPanel = 1024, kFew = 8, kFewFloats = 4;
 constexpr size_t lane_columns(size_t cols) { return (cols + 63) / 64 * 64; }
 
 struct AffineSet {
-  const char* name;
   bool bytes;   // reads WideInput::bytes
   bool panels;  // for many tokens, integers and floats
   // sums[t * stride + r], rows [first, last); the set has its own scratch for a panel of them
@@ -66,6 +65,10 @@ const AffineSet& affine_avx2();
 const AffineSet& affine_avx_vnni();
 const AffineSet& affine_vnni();
 const AffineSet& affine_amx();
+#elif defined(__aarch64__) && defined(__GNUC__)
+const AffineSet& affine_neon();
+const AffineSet& affine_neon_dotprod();
+const AffineSet& affine_neon_i8mm();
 #endif
 
 // Several matrices with a common input [T, K], their outputs side by side: y[t * stride + ...].

@@ -72,7 +72,7 @@ void put_lanes(const WideInput& x, size_t first, size_t cols, uint8_t* out) { pu
 }  // namespace
 
 const AffineSet& affine_vnni() {
-  static constexpr AffineSet set{"AVX-512 VNNI", true, true, sums, floats, put_lanes};
+  static constexpr AffineSet set{true, true, sums, floats, put_lanes};
   return set;
 }
 

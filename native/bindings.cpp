@@ -18,6 +18,7 @@
 #include "bindings_blocks.hpp"
 #include "blocks.hpp"
 #include "gguf.hpp"
+#include "kernel_sets.hpp"
 #include "metrics.hpp"
 #include "ternary.hpp"
 
@@ -275,7 +276,7 @@ void ternarize_blocks(Vector w, CodesOut codes, FloatsOut scale) {
 
 const char* instruction_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  if (packed_set().tiles) return packed_set().name;
+  if (packed_set().tiles) return kernel_set().name;
   if (__builtin_cpu_supports("avx512vnni")) return "AVX-512 VNNI";
   if (__builtin_cpu_supports("avx512bw")) return "AVX-512";
   if (__builtin_cpu_supports("avx2")) return "AVX2";

@@ -11,6 +11,7 @@
 
 #include "bindings.hpp"
 #include "bindings_blocks.hpp"
+#include "kernel_sets.hpp"
 #include "packed.hpp"
 #include "threads.hpp"
 
@@ -85,11 +86,8 @@ void bind_packed(nb::module_& m) {
       .def("multiply", &multiply_group<Group>, "x"_a, "rounding"_a, "y"_a.noconvert());
   m.def("has_packed", &has_packed, "codec"_a);
   m.def("packed", &make_packed, "codec"_a, "bytes"_a, "rows"_a, "cols"_a, "scale"_a = 1.0f, "lane_step"_a = 0);
-  m.def("packed_set", [] { return packed_set().name; });
-  m.def("use_plain_kernels", &use_plain_kernels, "plain"_a);
-  m.def("use_vnni_kernels", &use_vnni_kernels);
-  m.def("use_avx_vnni_kernels", &use_avx_vnni_kernels);
-  m.def("use_avx2_kernels", &use_avx2_kernels);
+  m.def("kernel_set", [] { return kernel_set().name; });
+  m.def("use_kernels", [](const std::string& option) { return use_kernels(option); }, "option"_a);
   m.def("set_joint_rows", &set_joint_rows, "joint"_a);
   m.def("set_threads", &set_threads, "count"_a);
   m.def("get_threads", &get_threads);

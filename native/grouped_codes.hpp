@@ -9,16 +9,23 @@
 namespace polyquant {
 namespace {
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(PQ_NEON)
 
 // 32 bytes of nibbles, 64 columns -> columns 0 ... 15 and 32 ... 47, and the others: as `paired` types are stored.
 struct Nibbles {
   B32 low, high;
 };
 PQ_INLINE Nibbles in_order(const B32& even, const B32& odd) {
+#if defined(__AVX2__)
   return {B32(_mm256_unpacklo_epi8(__m256i(even), __m256i(odd))),
           B32(_mm256_unpackhi_epi8(__m256i(even), __m256i(odd)))};
+#else
+  const uint8x16_t a = half_of<0>(even), b = half_of<0>(odd), c = half_of<1>(even), d = half_of<1>(odd);
+  return {pair_of(vzip1q_u8(a, b), vzip1q_u8(c, d)), pair_of(vzip2q_u8(a, b), vzip2q_u8(c, d))};
+#endif
 }
+
+#if defined(__AVX2__)
 
 // A unit of nibbles -> of each 64 the even codes before the odd ones: nothing has to change places.
 template <class F>
@@ -87,6 +94,47 @@ PQ_INLINE B32 two_bits(const __m256i& bytes) {
   return look_up(kQuarters, B32(_mm256_or_si256(x, _mm256_srli_epi16(x, 4))) & 15);
 }
 
+#else
+
+// 16 codes of 3, 5 or 6 bits from p, and 16 from q. Each is in two bytes, moved to a 16-bit lane and shifted down.
+template <int bits>
+PQ_INLINE B32 odd_bits(const uint8_t* p, const uint8_t* q) {
+  alignas(16) static constexpr auto kTables = [] {
+    struct {
+      uint8_t place[16];
+      int16_t down[8];
+    } t{};
+    for (int i = 0; i < 8; ++i) {
+      const int at = i * bits;
+      t.place[2 * i] = uint8_t(at / 8), t.place[2 * i + 1] = uint8_t(at / 8 + 1), t.down[i] = int16_t(-(at % 8));
+    }
+    return t;
+  }();
+  const uint8x16_t place = vld1q_u8(kTables.place);
+  const int16x8_t down = vld1q_s16(kTables.down);
+  const auto eight = [&](const uint8_t* from) PQ_FLAT {
+    const uint8x16_t bytes = vcombine_u8(vld1_u8(from), vdup_n_u8(0));
+    return vreinterpretq_u8_u16(vshlq_u16(vreinterpretq_u16_u8(vqtbl1q_u8(bytes, place)), down));
+  };
+  const auto sixteen = [&](const uint8_t* from) PQ_FLAT {
+    return vandq_u8(vuzp1q_u8(eight(from), eight(from + bits)), vdupq_n_u8((1 << bits) - 1));
+  };
+  return pair_of(sixteen(p), sixteen(q));
+}
+
+// 16 codes of 2 bits from p, and 16 from q.
+PQ_INLINE B32 two_bits(const uint8_t* p, const uint8_t* q) {
+  const uint8x16_t which = vcombine_u8(vcreate_u8(0x0101010100000000u), vcreate_u8(0x0303030302020202u));
+  const int8x16_t down = vreinterpretq_s8_u32(vdupq_n_u32(0xfafcfe00u));  // 0, -2, -4, -6
+  const auto sixteen = [&](const uint8_t* from) PQ_FLAT {
+    const uint8x16_t bytes = vreinterpretq_u8_u32(vdupq_n_u32(load<uint32_t>(from)));
+    return vandq_u8(vshlq_u8(vqtbl1q_u8(bytes, which), down), vdupq_n_u8(3));
+  };
+  return pair_of(sixteen(p), sixteen(q));
+}
+
+#endif
+
 #endif
 
 template <int bits, int per>
@@ -111,7 +159,7 @@ struct GroupedCodes {
 #endif
 
   PQ_INLINE static void take(const uint8_t* b, Codes& c) {
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(PQ_NEON)
     PQ_UNROLL
     for (int g = 0; g < 8; g += 2, b += 8 * bits) {
       // Groups of 16: the second and third change places.
@@ -120,10 +168,16 @@ struct GroupedCodes {
         const Nibbles n = in_order(x & 15, field<4>(x, 15));
         c.set(g, n.low);
         c.set(g + 1, n.high);
+#if defined(PQ_NEON)
+      } else if constexpr (bits == 2) {
+        c.set(g, two_bits(b, b + 8));
+        c.set(g + 1, two_bits(b + 4, b + 12));
+#else
       } else if constexpr (bits == 2) {
         const __m256i x = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
         c.set(g, two_bits<0, 8>(x));
         c.set(g + 1, two_bits<4, 12>(x));
+#endif
       } else if constexpr (bits == 8) {
         c.set(g, two16(b, b + 32) ^ uint8_t(shift));
         c.set(g + 1, two16(b + 16, b + 48) ^ uint8_t(shift));
@@ -177,7 +231,7 @@ struct GroupedFp4 {
 #endif
 
   PQ_INLINE static void take(const uint8_t* b, Codes& c) {
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(PQ_NEON)
     PQ_UNROLL
     for (int g = 0; g < 8; g += 2) {
       const B32 x = load32(b + 16 * g);

@@ -1,123 +1,29 @@
-// Kernel selection, and the shared loop over rows.
+// The rounding and arrangement of activations, and the shared loop over rows.
 #include "packed_loop.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "kernel_sets.hpp"
 #include "threads.hpp"
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#endif
 
 namespace polyquant {
 
 namespace {
 
-#if defined(__x86_64__) && defined(__GNUC__)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }  // f16c came before avx2
-
-bool has_avx_vnni() {
-#if defined(POLYQUANT_EMULATE_AVX_VNNI)
-  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl");
-#else
-  unsigned a = 0, b = 0, c = 0, d = 0;  // older compilers have no name for it
-  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
-#endif
-}
-
-bool has_vnni() {
-  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512bw");
-}
-
-// Linux lends a process the memory of the tiles when it asks, for good: its signals then need larger stacks.
-bool has_amx() {
-  if (!has_vnni() || !packed_amx().tiles) return false;
-#if defined(POLYQUANT_EMULATE_AMX)
-  return true;
-#elif defined(__linux__)
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kTile) || !(d & kInt8)) return false;
-  constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-#else
-  return false;
-#endif
-}
-#endif
-
-const PackedSet* best() {
-#if defined(__x86_64__) && defined(__GNUC__)
-  if (has_amx()) return &packed_amx();
-  if (has_vnni()) return &packed_vnni();
-  if (has_avx_vnni()) return &packed_avx_vnni();
-  if (has_avx2()) return &packed_avx2();
-#endif
-  return &packed_plain();
-}
-
-std::atomic<const PackedSet*> chosen{nullptr};  // null: the best
 thread_local bool joint_rows = false;
 
 }  // namespace
 
 bool set_joint_rows(bool joint) { return std::exchange(joint_rows, joint); }
 
-const PackedSet& packed_set() {
-  const PackedSet* const set = chosen.load(std::memory_order_relaxed);
-  if (set) return *set;
-  static const PackedSet* const found = best();
-  return *found;
-}
+const PackedSet& packed_set() { return kernel_set().packed(); }
 
-bool vnni_selected() {
-#if defined(__x86_64__) && defined(__GNUC__)
-  return &packed_set() == &packed_vnni() || &packed_set() == &packed_amx();
-#else
-  return false;
-#endif
-}
-
-void use_plain_kernels(bool plain) { chosen.store(plain ? &packed_plain() : nullptr, std::memory_order_relaxed); }
-
-#if defined(__x86_64__) && defined(__GNUC__)
-namespace {
-
-bool use_if(bool possible, const PackedSet& set) {
-  if (possible) chosen.store(&set, std::memory_order_relaxed);
-  return possible;
-}
-
-}  // namespace
-
-bool use_vnni_kernels() { return use_if(has_vnni(), packed_vnni()); }
-bool use_avx_vnni_kernels() { return use_if(has_avx_vnni(), packed_avx_vnni()); }
-bool use_avx2_kernels() { return use_if(has_avx2(), packed_avx2()); }
-#else
-bool use_vnni_kernels() { return false; }
-bool use_avx_vnni_kernels() { return false; }
-bool use_avx2_kernels() { return false; }
-#endif
-
-std::span<const PackedKernel> grouped_kernels() {
-#if defined(__x86_64__) && defined(__GNUC__)
-  const PackedSet& set = packed_set();
-  if (vnni_selected()) return grouped_vnni();
-  if (&set == &packed_avx_vnni()) return grouped_avx_vnni();
-  if (&set == &packed_avx2()) return grouped_avx2();
-#endif
-  return grouped_plain();
-}
+std::span<const PackedKernel> grouped_kernels() { return kernel_set().grouped(); }
 
 namespace {
 

@@ -111,7 +111,6 @@ struct FloatInputs {
 
 // The functions of one instruction set, and type-independent loops.
 struct PackedSet {
-  const char* name;
   std::span<const PackedKernel> kernels;
   // 32 * n floats -> codes, scales and sums (ops/matmul.py's rounding, bit for bit); wide: n is a multiple of 4
   void (*round_blocks)(const float* x, size_t blocks, bool wide, int8_t* q, float* scale, float* sum16, float* sum32);
@@ -132,8 +131,12 @@ std::span<const PackedKernel> grouped_plain();
 std::span<const PackedKernel> grouped_avx2();
 std::span<const PackedKernel> grouped_avx_vnni();
 std::span<const PackedKernel> grouped_vnni();
+#elif defined(__aarch64__) && defined(__GNUC__)
+std::span<const PackedKernel> grouped_neon();
+std::span<const PackedKernel> grouped_neon_dotprod();
+std::span<const PackedKernel> grouped_neon_i8mm();
 #endif
-std::span<const PackedKernel> grouped_kernels();  // of packed_set()
+std::span<const PackedKernel> grouped_kernels();  // in use
 
 const PackedSet& packed_plain();
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -141,14 +144,12 @@ const PackedSet& packed_avx2();
 const PackedSet& packed_avx_vnni();
 const PackedSet& packed_vnni();
 const PackedSet& packed_amx();  // packed_vnni with tiles
+#elif defined(__aarch64__) && defined(__GNUC__)
+const PackedSet& packed_neon();
+const PackedSet& packed_neon_dotprod();
+const PackedSet& packed_neon_i8mm();
 #endif
-const PackedSet& packed_set();       // the best set that this processor supports
-bool vnni_selected();                // with tiles or without
-void use_plain_kernels(bool plain);  // for tests: existing matrices keep their kernels
-// For tests and benchmarks, until use_plain_kernels; false if the processor lacks them.
-bool use_vnni_kernels();
-bool use_avx_vnni_kernels();
-bool use_avx2_kernels();
+const PackedSet& packed_set();  // of the kernels in use (kernel_sets.hpp)
 
 // At least `bytes` of thread-local memory, aligned to 64; the next call may move it.
 uint8_t* scratch(size_t bytes);

@@ -3,11 +3,7 @@
 
 namespace polyquant {
 
-const PackedSet& packed_avx2() {
-  static constexpr PackedSet set{"AVX2",          kKernels,        round_blocks,  round_token,
-                                 multiply_floats, kMultiplyHalves, kPutFloatLanes};
-  return set;
-}
+const PackedSet& packed_avx2() { return kSet; }
 
 }  // namespace polyquant
 #endif

@@ -3,11 +3,7 @@
 
 namespace polyquant {
 
-const PackedSet& packed_avx_vnni() {
-  static constexpr PackedSet set{"AVX-VNNI",      kKernels,        round_blocks,  round_token,
-                                 multiply_floats, kMultiplyHalves, kPutFloatLanes};
-  return set;
-}
+const PackedSet& packed_avx_vnni() { return kSet; }
 
 }  // namespace polyquant
 #endif

@@ -18,6 +18,9 @@
 
 #include "half.hpp"
 #include "iq_codebooks.hpp"
+#if defined(PQ_NEON)
+#include <arm_neon.h>
+#endif
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #include "sixteen_lines.hpp"
 #endif
@@ -52,11 +55,24 @@ struct alignas(64) Codes {
 };
 
 PQ_INLINE B32 load32(const uint8_t* p) { return load<B32>(p); }
+
+#if defined(PQ_NEON)
+struct Pair {
+  uint8x16_t half[2];
+};
+template <int i>
+PQ_INLINE uint8x16_t half_of(const B32& x) {
+  return std::bit_cast<Pair>(x).half[i];
+}
+PQ_INLINE B32 pair_of(uint8x16_t low, uint8x16_t high) { return std::bit_cast<B32>(Pair{{low, high}}); }
+#endif
 PQ_INLINE F8 all(float x) { return F8{} + x; }
 
 PQ_INLINE float half_at(const uint8_t* p) {
 #if defined(__F16C__)
   return _cvtsh_ss(load<uint16_t>(p));
+#elif defined(PQ_NEON)
+  return float(load<__fp16>(p));
 #else
   return load_half(p);
 #endif
@@ -87,7 +103,8 @@ PQ_INLINE F8 halves8(const uint8_t* b) {
   return F8(_mm256_cvtph_ps(_mm_setr_epi16(h(0), h(1), h(2), h(3), h(4), h(5), h(6), h(7))));
 #else
   F8 out;
-  for (int i = 0; i < 8; ++i) out[i] = load_half(b + i * stride);
+  PQ_LOOP
+  for (int i = 0; i < 8; ++i) out[i] = half_at(b + i * stride);
   return out;
 #endif
 }
@@ -122,6 +139,9 @@ using I8x = int32_t __attribute__((vector_size(32)));
 PQ_INLINE I8x ints8(uint64_t bytes) {
 #if defined(__AVX2__)
   return I8x(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(bytes))));
+#elif defined(PQ_NEON)
+  using Eight = uint8_t __attribute__((vector_size(8)));
+  return __builtin_convertvector(std::bit_cast<Eight>(bytes), I8x);
 #else
   I8x out;
   for (int i = 0; i < 8; ++i) out[i] = int32_t(bytes >> (8 * i) & 255);
@@ -155,7 +175,7 @@ PQ_INLINE B32 two16(const uint8_t* p, const uint8_t* q) {
   return B32(_mm256_loadu2_m128i(reinterpret_cast<const __m128i*>(q), reinterpret_cast<const __m128i*>(p)));
 #else
   B32 out;
-  for (int j = 0; j < 16; ++j) out[j] = p[j], out[j + 16] = q[j];
+  std::memcpy(&out, p, 16), std::memcpy(reinterpret_cast<uint8_t*>(&out) + 16, q, 16);
   return out;
 #endif
 }
@@ -167,6 +187,13 @@ PQ_INLINE B32 spread_bits(uint32_t bits, uint8_t value) {
   const __m256i bit = _mm256_set1_epi64x(int64_t(0x8040201008040201));
   const __m256i there = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(int(bits)), which), bit);
   return B32(_mm256_and_si256(_mm256_cmpeq_epi8(there, bit), _mm256_set1_epi8(char(value))));
+#elif defined(PQ_NEON)
+  const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201u));
+  const auto sixteen = [&](uint32_t x) PQ_FLAT {
+    const uint8x16_t which = vcombine_u8(vdup_n_u8(uint8_t(x)), vdup_n_u8(uint8_t(x >> 8)));
+    return vandq_u8(vtstq_u8(which, bit), vdupq_n_u8(value));
+  };
+  return pair_of(sixteen(bits), sixteen(bits >> 16));
 #else
   B32 out;
   for (int j = 0; j < 32; ++j) out[j] = bits >> j & 1 ? value : 0;
@@ -179,6 +206,9 @@ PQ_INLINE B32 look_up(const int8_t* table, const B32& x) {
 #if defined(__AVX2__)
   const __m256i both = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
   return B32(_mm256_shuffle_epi8(both, __m256i(x)));
+#elif defined(PQ_NEON)
+  const uint8x16_t all = vld1q_u8(reinterpret_cast<const uint8_t*>(table));
+  return pair_of(vqtbl1q_u8(all, half_of<0>(x)), vqtbl1q_u8(all, half_of<1>(x)));
 #else
   B32 out;
   for (int j = 0; j < 32; ++j) out[j] = uint8_t(table[x[j]]);
@@ -455,6 +485,14 @@ PQ_INLINE B32 quarters(const uint8_t* p) {
   const __m256i odd = _mm256_srli_epi16(_mm256_mullo_epi16(even, _mm256_set1_epi32(0x00010010)), 6);
   const __m256i three = _mm256_set1_epi16(3);
   return B32(_mm256_or_si256(_mm256_and_si256(low, three), _mm256_slli_epi16(_mm256_and_si256(odd, three), 8)));
+#elif defined(PQ_NEON)
+  const int8x16_t down = vreinterpretq_s8_u32(vdupq_n_u32(0xfafcfe00u));  // 0, -2, -4, -6
+  const uint8x16_t bytes = vcombine_u8(vld1_u8(p), vdup_n_u8(0));
+  const auto sixteen = [&](uint64_t first, uint64_t second) PQ_FLAT {
+    const uint8x16_t which = vcombine_u8(vcreate_u8(first), vcreate_u8(second));
+    return vandq_u8(vshlq_u8(vqtbl1q_u8(bytes, which), down), vdupq_n_u8(3));
+  };
+  return pair_of(sixteen(0x0101010100000000, 0x0303030302020202), sixteen(0x0505050504040404, 0x0707070706060606));
 #else
   B32 out;
   for (int j = 0; j < 32; ++j) out[j] = p[j / 4] >> (2 * (j & 3)) & 3;
@@ -1002,6 +1040,13 @@ PQ_INLINE B32 digit(const B32& x) {
   const __m256i even = _mm256_srli_epi16(_mm256_mullo_epi16(_mm256_and_si256(v, low), three), 8);
   const __m256i odd = _mm256_andnot_si256(low, _mm256_mullo_epi16(_mm256_srli_epi16(v, 8), three));
   return B32(_mm256_or_si256(even, odd));
+#elif defined(PQ_NEON)
+  const auto sixteen = [](uint8x16_t v) PQ_FLAT {
+    const uint8x8_t three = vdup_n_u8(3);
+    return vcombine_u8(vshrn_n_u16(vmull_u8(vget_low_u8(v), three), 8),
+                       vshrn_n_u16(vmull_u8(vget_high_u8(v), three), 8));
+  };
+  return pair_of(sixteen(half_of<0>(x)), sixteen(half_of<1>(x)));
 #else
   B32 out;
   for (int j = 0; j < 32; ++j) out[j] = uint8_t(uint16_t(x[j]) * 3 >> 8);

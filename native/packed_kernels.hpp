@@ -8,6 +8,8 @@
 
 #if defined(__AVX2__)
 #include "dots.hpp"
+#elif defined(PQ_NEON)
+#include "dots_neon.hpp"
 #endif
 
 #define PQ_UNROLL _Pragma("GCC unroll 8")
@@ -164,6 +166,13 @@ void dequantize_row(const PackedMatrix& w, size_t v, float* row) {
   }
 }
 
+// The hardware prefetcher stops at the end of each 4 KiB page: without this, every page starts with a wait for memory.
+template <size_t bytes>
+PQ_INLINE void fetch_ahead(const uint8_t* p) {
+  constexpr size_t ahead = 4096;
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + ahead + i);
+}
+
 #if defined(__AVX2__)
 
 PQ_INLINE __m256i bytes32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -223,13 +232,6 @@ PQ_INLINE __m256i dot128(const int8_t* w, const int8_t* a) {
   const auto pairs = [&](int g) { return _mm256_maddubs_epi16(bytes32(w + 32 * g), bytes32(a + 32 * g)); };
   const __m256i sum = _mm256_add_epi16(_mm256_add_epi16(pairs(0), pairs(1)), _mm256_add_epi16(pairs(2), pairs(3)));
   return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
-}
-
-// The hardware prefetcher stops at the end of each 4 KiB page: without this, every page starts with a wait for memory.
-template <size_t bytes>
-PQ_INLINE void fetch_ahead(const uint8_t* p) {
-  constexpr size_t ahead = 4096;
-  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + ahead + i), _MM_HINT_T0);
 }
 
 // Rows times up to four tokens: the codes of a unit are made once and stay in L1.
@@ -486,6 +488,10 @@ PQ_INLINE __m256i four(const int8_t* a) {
   return _mm256_set1_epi32(x);
 }
 
+PQ_INLINE __m256i eight_words(const int16_t* p) {
+  return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
 #include "packed_tiles.hpp"
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #include "packed_rows_vnni.hpp"
@@ -536,6 +542,37 @@ void multiply(const PackedMatrix& w, size_t first, size_t last, const Activation
 template <Sixteen T>
 constexpr size_t kAlone<T> = kMostSixteen;
 #endif
+
+#elif defined(PQ_NEON)
+
+PQ_INLINE void transpose4(float32x4_t (&v)[4]) {
+  const auto wide = [](float32x4_t x) { return vreinterpretq_f64_f32(x); };
+  const float32x4_t a = vzip1q_f32(v[0], v[1]), b = vzip2q_f32(v[0], v[1]), c = vzip1q_f32(v[2], v[3]),
+                    d = vzip2q_f32(v[2], v[3]);
+  v[0] = vreinterpretq_f32_f64(vzip1q_f64(wide(a), wide(c))),
+  v[1] = vreinterpretq_f32_f64(vzip2q_f64(wide(a), wide(c)));
+  v[2] = vreinterpretq_f32_f64(vzip1q_f64(wide(b), wide(d))),
+  v[3] = vreinterpretq_f32_f64(vzip2q_f64(wide(b), wide(d)));
+}
+
+#include "packed_rows_neon.hpp"
+#include "packed_tiles.hpp"
+
+template <class T, bool wide>
+void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  if (a.tokens == 1) return rows_times<T, 1, wide>(w, first, last, a, y, stride);
+  if (a.tokens == 2) return rows_times<T, 2, wide>(w, first, last, a, y, stride);
+  if (a.tokens == 3) return rows_times<T, 3, wide>(w, first, last, a, y, stride);
+  if (a.tokens == 4) return rows_times<T, 4, wide>(w, first, last, a, y, stride);
+  multiply_many<T, wide>(w, first, last, a, y, stride);
+}
+
+template <class T>
+void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  if constexpr (T::wide)
+    if (a.wide) return multiply_as<T, true>(w, first, last, a, y, stride);
+  multiply_as<T, false>(w, first, last, a, y, stride);
+}
 
 #else  // no known vector extension: loops that most compilers vectorize partially
 

@@ -2,10 +2,6 @@
 
 namespace polyquant {
 
-const PackedSet& packed_plain() {
-  static constexpr PackedSet set{"plain",         kKernels,        round_blocks,  round_token,
-                                 multiply_floats, kMultiplyHalves, kPutFloatLanes};
-  return set;
-}
+const PackedSet& packed_plain() { return kSet; }
 
 }  // namespace polyquant

@@ -179,6 +179,82 @@ void put_float_lanes(const float* x, size_t tokens, size_t cols, float* lanes) {
 
 constexpr auto kPutFloatLanes = put_float_lanes;
 
+#elif defined(PQ_NEON)
+
+// R rows times N tokens. Each sum has four lanes, one chain each, whatever R and N are.
+template <int R, int N, class Load>
+PQ_INLINE void floats_block(const uint8_t* w, size_t line, size_t size, const Load& load, size_t cols, const float* x,
+                            float* y, size_t stride) {
+  float32x4_t acc[R][N];
+  PQ_UNROLL
+  for (int i = 0; i < R * N; ++i) acc[i / N][i % N] = vdupq_n_f32(0);
+  for (size_t k = 0; k < cols; k += 4) {
+    float32x4_t numbers[R], inputs[N];
+    uint8_t last[R][16] = {};
+    float rest[N][4] = {};
+    const bool whole = k + 4 <= cols;
+    PQ_UNROLL
+    for (size_t r = 0; r < R; ++r) {
+      const uint8_t* from = w + r * line + size * k;
+      if (!whole) [[unlikely]]
+        std::memcpy(last[r], from, size * (cols - k)), from = last[r];
+      numbers[r] = load(from);
+    }
+    PQ_UNROLL
+    for (size_t n = 0; n < N; ++n) {
+      const float* from = x + n * cols + k;
+      if (!whole) [[unlikely]]
+        std::memcpy(rest[n], from, sizeof(float) * (cols - k)), from = rest[n];
+      inputs[n] = vld1q_f32(from);
+    }
+    PQ_UNROLL
+    for (int r = 0; r < R; ++r) PQ_UNROLL
+    for (int n = 0; n < N; ++n) acc[r][n] = vfmaq_f32(acc[r][n], numbers[r], inputs[n]);
+  }
+  PQ_UNROLL
+  for (size_t r = 0; r < R; ++r) PQ_UNROLL
+  for (size_t n = 0; n < N; ++n) y[n * stride + r] = vaddvq_f32(acc[r][n]);
+}
+
+// Rows of numbers of `size` bytes, by fours of rows and tokens.
+template <class Load>
+PQ_INLINE void floats_rows(const uint8_t* w, size_t size, const Load& load, size_t rows, size_t cols, const float* x,
+                           size_t tokens, float* y, size_t stride) {
+  const size_t line = size * cols;
+  for (size_t t = 0; t < tokens; t += 4) {
+    const size_t some = tokens - t < 4 ? tokens - t : 4;
+    const auto times = [&]<int R>(std::integral_constant<int, R>, size_t r) PQ_FLAT {
+      const uint8_t* from = w + r * line;
+      float* to = y + t * stride + r;
+      const float* in = x + t * cols;
+      if (some == 4) return floats_block<R, 4>(from, line, size, load, cols, in, to, stride);
+      if (some >= 2) floats_block<R, 2>(from, line, size, load, cols, in, to, stride);
+      if (some % 2)
+        floats_block<R, 1>(from, line, size, load, cols, in + (some - 1) * cols, to + (some - 1) * stride, stride);
+    };
+    size_t r = 0;
+    for (; r + 4 <= rows; r += 4) times(std::integral_constant<int, 4>{}, r);
+    for (; r < rows; ++r) times(std::integral_constant<int, 1>{}, r);
+  }
+}
+
+void multiply_floats(const float* w, size_t rows, size_t cols, const FloatInputs& in, float* y, size_t stride) {
+  const auto load = [](const uint8_t* p) PQ_FLAT { return vreinterpretq_f32_u8(vld1q_u8(p)); };
+  floats_rows(reinterpret_cast<const uint8_t*>(w), sizeof(float), load, rows, cols, in.x, in.tokens, y, stride);
+}
+
+void multiply_halves(const uint8_t* w, bool bfloat, size_t rows, size_t cols, const float* x, size_t tokens, float* y,
+                     size_t stride) {
+  const auto halves = [](const uint8_t* p) PQ_FLAT { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); };
+  const auto bfloats = [](const uint8_t* p)
+                           PQ_FLAT { return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16)); };
+  bfloat ? floats_rows(w, 2, bfloats, rows, cols, x, tokens, y, stride)
+         : floats_rows(w, 2, halves, rows, cols, x, tokens, y, stride);
+}
+
+constexpr auto kMultiplyHalves = multiply_halves;
+constexpr decltype(PackedSet::put_float_lanes) kPutFloatLanes = nullptr;
+
 #else
 
 void multiply_floats(const float* w, size_t rows, size_t cols, const FloatInputs& in, float* y, size_t stride) {
@@ -202,9 +278,18 @@ constexpr decltype(PackedSet::put_float_lanes) kPutFloatLanes = nullptr;
 
 // ---------------------------------------------------------------- rounding of activations
 
+#if defined(PQ_NEON)
+struct Eight {
+  float32x4_t of[2];
+};
+#endif
+
 PQ_INLINE F8 nearest8(const F8& x) {
 #if defined(__AVX2__)
   return F8(_mm256_round_ps(__m256(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(PQ_NEON)
+  const auto half = std::bit_cast<Eight>(x);
+  return std::bit_cast<F8>(Eight{{vrndnq_f32(half.of[0]), vrndnq_f32(half.of[1])}});
 #else
   constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to integer, half to even
   return (x + magic) - magic;
@@ -270,6 +355,21 @@ PQ_INLINE I8x put_codes(const F8 (&x)[4], int8_t* q) {
   const __m256i codes = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), codes);
   return I8x(dot4(_mm256_setzero_si256(), _mm256_set1_epi8(1), codes));
+#elif defined(PQ_NEON)
+  int32x4_t sums[2];
+  PQ_UNROLL
+  for (int h = 0; h < 2; ++h) {
+    const auto words = [&](int i) PQ_FLAT {
+      const auto eight = std::bit_cast<Eight>(x[i]);
+      return vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(eight.of[0])), vqmovn_s32(vcvtnq_s32_f32(eight.of[1])));
+    };
+    const int8x16_t codes = vcombine_s8(vqmovn_s16(words(2 * h)), vqmovn_s16(words(2 * h + 1)));
+    vst1q_s8(q + 16 * h, codes);
+    sums[h] = dot4(vdupq_n_s32(0), vdupq_n_s8(1), codes);
+  }
+  I8x out;
+  std::memcpy(&out, sums, sizeof out);
+  return out;
 #else
   I8x sums = {};
   for (int i = 0; i < 4; ++i) {
@@ -464,6 +564,8 @@ constexpr PackedKernel kKernels[] = {
 };
 
 #undef PQ_TYPE
+
+constexpr PackedSet kSet{kKernels, round_blocks, round_token, multiply_floats, kMultiplyHalves, kPutFloatLanes};
 
 }  // namespace
 }  // namespace polyquant

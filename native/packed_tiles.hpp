@@ -60,25 +60,48 @@ struct LaneVector {
 // Results per row of a tile with these tokens.
 PQ_INLINE size_t width_of(size_t tokens) { return tokens <= 8 ? 8 : kLaneWidth; }
 
-PQ_INLINE __m256i eight_words(const int16_t* p) {
-  return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+// Of codes that are multiplied as signed bytes, `centre` is subtracted. Offsets that cannot be remain: `offset`.
+template <class T>
+PQ_INLINE PanelForm signed_form(const PackedMatrix& w) {
+  const PanelForm form = form_of<T>(w, 0);
+  constexpr int most = T::top == 0 ? 0 : 128;
+  if (form.centre >= 0 && form.centre <= most && T::top - form.centre <= 127) return form;
+  return {0, true, form.paired};
 }
 
+#if defined(PQ_NEON)
+#include "packed_tiles_neon.hpp"
+#else
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #include "packed_tiles_vnni.hpp"
 #else
 #include "packed_tiles_words.hpp"
 #endif
 
-PQ_INLINE void clear_tile(float* tile, size_t width) {
-  for (size_t k = 0; k < kPanelRows * width; k += 8) _mm256_store_ps(tile + k, _mm256_setzero_ps());
+template <class T>
+PQ_INLINE PanelForm panel_form(const PackedMatrix& w) {
+  return form_of<T>(w, kRaise<T>);
 }
+#endif
 
 // tile [8 * panels rows][width] times `scale` -> rows v ... last of tokens from `token` on.
 template <class T, int panels>
 PQ_INLINE void put_tile(const PackedMatrix& w, size_t v, size_t last, const float* tile, size_t width, size_t token,
                         size_t tokens, float* y, size_t stride) {
   const size_t count = tokens - token < width ? tokens - token : width;
+#if defined(PQ_NEON)
+  if (kLanes<T> == 1 && last - v >= panels * kPanelRows) {
+    for (size_t t = 0; t < count; t += 4)
+      for (size_t r = 0; r < panels * kPanelRows; r += 4) {
+        float32x4_t out[4];
+        PQ_UNROLL
+        for (size_t i = 0; i < 4; ++i) out[i] = vmulq_n_f32(vld1q_f32(tile + (r + i) * width + t), w.scale);
+        transpose4(out);
+        for (size_t i = t; i < count && i < t + 4; ++i) vst1q_f32(y + (token + i) * stride + v + r, out[i - t]);
+      }
+    return;
+  }
+#else
   if (kLanes<T> == 1 && last - v >= panels * kPanelRows) {
     const __m256 scale = _mm256_set1_ps(w.scale);
     for (size_t t = 0; t < count; t += 8) {
@@ -94,19 +117,20 @@ PQ_INLINE void put_tile(const PackedMatrix& w, size_t v, size_t last, const floa
     }
     return;
   }
+#endif
   for (size_t r = 0; r < panels * kPanelRows && v + r < last; ++r)
     for (size_t t = 0; t < count; ++t) y[(token + t) * stride + row_of<T>(w, v + r)] = tile[r * width + t] * w.scale;
 }
 
 // Unpacks rows v ... end of a panel; rows beyond the end repeat one, and their results are unused.
 template <class T, class Unit>
-PQ_INLINE void fill_panel(const PackedMatrix& w, size_t v, size_t end, size_t units, Unit* panel) {
+PQ_INLINE void fill_panel(const PackedMatrix& w, size_t v, size_t end, size_t units, PanelForm form, Unit* panel) {
   float* const room = Tabled<T> ? table_scratch(table_floats<T>(w.cols)) : nullptr;
   for (size_t r = 0; r < kPanelRows; ++r) {
     const Row<T> row = row_at<T>(w, v + r < end ? v + r : v, room);
     for (size_t u = 0; u < units; ++u) {
       take_unit(row, u, w.cols, panel[u].row[r]);
-      raise_codes<T>(panel[u], r);
+      raise_codes<T>(panel[u], r, form);
     }
   }
 }
@@ -120,7 +144,7 @@ template <class T, bool wide>
 void multiply_vector(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
   UnitOf<T, wide> unit;
   Row<T> rows[kPanelRows];
-  const PanelForm form = form_of<T>(w, kRaise<T>);
+  const PanelForm form = panel_form<T>(w);
   const size_t each = table_floats<T>(w.cols), panel_bytes = kPanelRows / kLanes<T> * w.line_bytes;
   float* const room = Tabled<T> ? table_scratch(kPanelRows * each) : nullptr;
   for (size_t v = first; v < last; v += kPanelRows) {
@@ -130,9 +154,9 @@ void multiply_vector(const PackedMatrix& w, size_t first, size_t last, const Act
     for (size_t u = 0; u * kUnit < a.padded; ++u, x.next_unit()) {
       for (size_t r = 0; r < kPanelRows; ++r) {
         for (size_t i = 0; r % kLanes<T> == 0 && i < kUnitBytes<T>; i += 64)  // of the next panel
-          _mm_prefetch(reinterpret_cast<const char*>(rows[r].line + u * kUnitBytes<T> + panel_bytes + i), _MM_HINT_T0);
+          __builtin_prefetch(rows[r].line + u * kUnitBytes<T> + panel_bytes + i);
         take_unit(rows[r], u, w.cols, unit.row[r]);
-        raise_codes<T>(unit, r);
+        raise_codes<T>(unit, r, form);
       }
       tile_of<T::sub, wide>(&unit, form, 1, x, a.tokens, out);
     }
@@ -150,18 +174,18 @@ void multiply_many(const PackedMatrix& w, size_t first, size_t last, const Activ
   const size_t together = fitting(kLaneBytes, kLaneWidth * a.padded * 3 / 2),
                panels = 2 * (vectors <= together ? 1 : fitting(kPanelBytes, 2 * units * sizeof(Unit)));
   auto* const room = reinterpret_cast<Unit*>(scratch(panels * units * sizeof(Unit)));
-  const PanelForm form = form_of<T>(w, kRaise<T>);
+  const PanelForm form = panel_form<T>(w);
   const size_t panel_bytes = kPanelRows / kLanes<T> * w.line_bytes, share = (2 * panel_bytes / vectors + 64) / 64 * 64;
   for (size_t begin = first; begin < last; begin += panels * kPanelRows) {
     const size_t end = begin + panels * kPanelRows < last ? begin + panels * kPanelRows : last;
-    for (size_t v = begin, i = 0; v < end; v += kPanelRows, ++i) fill_panel<T>(w, v, end, units, room + i * units);
+    for (size_t v = begin, i = 0; v < end; v += kPanelRows, ++i)
+      fill_panel<T>(w, v, end, units, form, room + i * units);
     const uint8_t* next = line_of<T>(w, begin) + panels * panel_bytes;  // fetched in the meantime
     const uint8_t* const stop = next + panels * panel_bytes;
     for (size_t block = 0; block < vectors; block += together)
       for (size_t v = begin, i = 0; v < end; v += 2 * kPanelRows, i += 2)
         for (size_t vector = block; vector < vectors && vector < block + together; ++vector) {
-          for (const uint8_t* to = next + share; next < to && next < stop; next += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
+          for (const uint8_t* to = next + share; next < to && next < stop; next += 64) __builtin_prefetch(next, 0, 2);
           alignas(64) float out[2 * kPanelRows * kLaneWidth];
           const LaneVector x(a, vector);
           const size_t token = vector * kLaneWidth, width = width_of(a.tokens - token);
@@ -170,7 +194,7 @@ void multiply_many(const PackedMatrix& w, size_t first, size_t last, const Activ
           const auto put = [&]<int count>(std::integral_constant<int, count>) {
             for (size_t p = 0; p < count; ++p) {
               float* const tile = out + p * kPanelRows * width;
-              clear_tile(tile, width);
+              std::memset(tile, 0, kPanelRows * width * sizeof(float));
               tile_of<T::sub, wide>(room + (i + p) * units, form, units, x, a.tokens - token, tile);
             }
             put_tile<T, count>(w, v, end, out, width, token, a.tokens, y, stride);

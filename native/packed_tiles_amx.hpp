@@ -4,15 +4,6 @@
 constexpr size_t kTileRows = 16;
 static_assert(kTileRows == 2 * kPanelRows && kLaneWidth == 16);
 
-// Subtracted from codes, which are multiplied as signed bytes. Offsets that cannot be remain: `form.offset`.
-template <class T>
-PQ_INLINE PanelForm signed_form(const PackedMatrix& w) {
-  const PanelForm form = form_of<T>(w, 0);
-  constexpr int most = T::top == 0 ? 0 : 128;
-  if (form.centre >= 0 && form.centre <= most && T::top - form.centre <= 127) return form;
-  return {0, true, form.paired};
-}
-
 PQ_INLINE void put_row(const Codes& c, PanelForm form, TileRow& row) {
   const __m256i centre = _mm256_set1_epi8(char(form.centre));
   PQ_UNROLL

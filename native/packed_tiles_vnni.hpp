@@ -11,7 +11,7 @@ template <class T>
 constexpr int kRaise = T::top == 0 ? 128 : 0;
 
 template <class T>
-PQ_INLINE void raise_codes(PanelUnit& p, size_t r) {
+PQ_INLINE void raise_codes(PanelUnit& p, size_t r, PanelForm) {
   if constexpr (kRaise<T> != 0) {
     int8_t* const q = p.row[r].q;
     PQ_UNROLL

@@ -41,7 +41,7 @@ PQ_INLINE __m256i even_words(__m256i x) { return _mm256_srai_epi16(_mm256_slli_e
 PQ_INLINE __m256i odd_words(__m256i x) { return _mm256_srai_epi16(x, 8); }
 
 template <class T, class Unit>
-PQ_INLINE void raise_codes(Unit& p, size_t r) {
+PQ_INLINE void raise_codes(Unit& p, size_t r, PanelForm) {
   const auto put = [](int8_t* to, __m256i x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x); };
   int8_t* const q = p.row[r].q;
   PQ_UNROLL

@@ -3,16 +3,12 @@
 
 namespace polyquant {
 
-const PackedSet& packed_vnni() {
-  static constexpr PackedSet set{"AVX-512 VNNI",  kKernels,        round_blocks,  round_token,
-                                 multiply_floats, kMultiplyHalves, kPutFloatLanes};
-  return set;
-}
+const PackedSet& packed_vnni() { return kSet; }
 
 const PackedSet& packed_amx() {
   static const PackedSet set = [] {
     PackedSet s = packed_vnni();
-    s.name = "AVX-512 VNNI with AMX", s.tiles = tiles_amx();
+    s.tiles = tiles_amx();
     return s;
   }();
   return set;

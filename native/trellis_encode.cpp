@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "packed.hpp"
+#include "kernel_sets.hpp"
 #include "threads.hpp"
 #include "trellis.hpp"
 
@@ -146,17 +146,15 @@ void in_planes(const TrellisSearch& s, size_t lanes, int16_t* out) {
 void trellis_encode(const float* tiles, size_t count, const TrellisSearch& s, uint8_t* codes) {
   TrellisWalk way{s.levels, walk_plain};
   Lines<int16_t> arranged;
-#if defined(__x86_64__) && defined(__GNUC__)
   TrellisWalker walk = nullptr;
-  if (vnni_selected()) walk = trellis_walk_avx512(s, &way.lanes);
-  if (!walk && &packed_set() != &packed_plain()) walk = trellis_walk_avx2(s, &way.lanes);
+  for (const auto find : kernel_set().walkers)
+    if (find && !walk) walk = find(s, &way.lanes);
   if (walk) way.walk = walk;
   if (walk && way.lanes) {
     int16_t* const table = arranged.of(size_t(1) << s.window);
     in_planes(s, way.lanes, table);
     way.table = table;
   }
-#endif
   parallel_for((count + 1) / 2, [&](size_t pair) {
     thread_local Room room;
     encode_two(tiles + 2 * pair * kTile, s, way, room, codes + 2 * pair * kTile,

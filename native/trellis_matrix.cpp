@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "half.hpp"
+#include "kernel_sets.hpp"
 #include "simd.hpp"
 #include "threads.hpp"
 
@@ -140,16 +141,7 @@ const TrellisSet& trellis_plain() {
   return set;
 }
 
-const TrellisSet& trellis_set() {
-#if defined(__x86_64__) && defined(__GNUC__)
-  // Some processors with VNNI lack VBMI.
-  static const bool shifts = __builtin_cpu_supports("avx512vbmi");
-  if (vnni_selected() && shifts) return trellis_vnni();
-  if (&packed_set() == &packed_avx_vnni()) return trellis_avx_vnni();
-  if (&packed_set() != &packed_plain()) return trellis_avx2();
-#endif
-  return trellis_plain();
-}
+const TrellisSet& trellis_set() { return kernel_set().trellis(); }
 
 void trellis_dequantize(const TrellisMatrix& w, float* out) {
   const TrellisSet& set = trellis_set();

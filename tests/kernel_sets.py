@@ -11,7 +11,7 @@ from polyquant.errors import InputError
 from polyquant.ops import native
 
 
-@pytest.fixture(params=["amx", "avx512", "avxvnni", "avx2", "plain"])
+@pytest.fixture(params=[isa for isa in native._ISAS if isa != "numpy"])
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     """The products of packed weights use the kernels of one instruction set, those of POLYQUANT_ISA."""
     if not native.available():
@@ -23,5 +23,5 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     else:
         yield request.param
     finally:
-        native.module().use_plain_kernels(False)
+        native.module().use_kernels("")
         native._forced(os.environ.get("POLYQUANT_ISA"))

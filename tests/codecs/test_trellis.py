@@ -27,9 +27,9 @@ needs_native = pytest.mark.skipif(native.lib() is None, reason="no native kernel
 @pytest.fixture(params=["chosen", "plain"])
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     """The kernels of this processor, and those that run on any."""
-    native.module().use_plain_kernels(request.param == "plain")
+    native.module().use_kernels("plain" if request.param == "plain" else "")
     yield request.param
-    native.module().use_plain_kernels(False)
+    native.module().use_kernels("")
 
 
 def random_parts(codec: Trellis, shape: tuple[int, int], seed: int = 0) -> Parts:

@@ -315,7 +315,7 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "pack_ternary": [lambda: ("tq2_0", i8(512), f32(2), u8(2 * 66))],
     "pack_tl": [lambda: (i8(64 * 128), u8(64 * 32), *TL1), lambda: (i8(64 * 128), u8(64 * (20 + 8)), *TL2)],
     "packed": [lambda: ("q4_0", u8(8 * 8 * 18), 8, 256, 1.0, 0), lambda: ("i2_s.x86", u8(8 * 32), 8, 128, 1.0, 0)],
-    "packed_set": [lambda: ()],
+    "kernel_set": [lambda: ()],
     "requantize": [
         lambda: ("bf16", "q4_0", u8(3 * 64 * 2, most=63), u8(3, 36), Maybe(f32(64)), True),
         lambda: ("q8_0", "q4_k", u8(2 * 8 * 34, most=60), u8(2, 144), Maybe(None), False),
@@ -351,10 +351,7 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "unpack_ternary": [lambda: ("tq2_0", u8(2 * 66), i8(512), f32(2))],
     "unpack_tl": [lambda: (u8(64 * 32), i8(64 * 128), *TL1), lambda: (u8(64 * (20 + 8)), i8(64 * 128), *TL2)],
     "transpose_words": [lambda: (whole(np.uint32, 5, 33), whole(np.uint32, 33, 5))],
-    "use_avx_vnni_kernels": [lambda: ()],
-    "use_vnni_kernels": [lambda: ()],
-    "use_avx2_kernels": [lambda: ()],
-    "use_plain_kernels": [lambda: (False,)],
+    "use_kernels": [lambda: ("",), lambda: ("unknown",)],
     "xielu": [lambda: (f32(3, 5), f32(3, 5), 0.8, 1.3, 0.5, -1e-6)],
 }
 

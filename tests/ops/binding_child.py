@@ -163,17 +163,17 @@ def every_codec() -> Binding:
             b.call([name, raw, f32(rows * cols)])
             b.function = lib.packed
             b.call([name, raw, rows, cols])
-            for plain_first in (False, True):
-                lib.use_plain_kernels(plain_first)
+            for first, second in (("", "plain"), ("plain", "")):
+                lib.use_kernels(first)
                 with suppress(ValueError):  # lines of several rows: compared with their codec in test_packed
                     group = lib.PackedGroup([lib.packed(name, raw, rows, cols)])
                     b.function = group.multiply
                     for tokens in (1, 3, 9):
                         for how in range(4):
                             b.call([f32(tokens, cols), how, f32(tokens, rows)], works=True)
-                            lib.use_plain_kernels(not plain_first)
+                            lib.use_kernels(second)
                             b.call([f32(tokens, cols), how, f32(tokens, rows)], works=True)
-                            lib.use_plain_kernels(plain_first)
+                            lib.use_kernels(first)
         b.function = lib.quantize
         for value in (0.0, np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-42, 1.0):
             for other in (value, 1.0, np.nan):
@@ -187,7 +187,7 @@ def every_codec() -> Binding:
                     guarded(np.zeros(cols, np.float32)),
                 ):
                     b.call([name, w, u8(rows, size // rows), weights])
-    lib.use_plain_kernels(False)
+    lib.use_kernels("")
     return b
 
 

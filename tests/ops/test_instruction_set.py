@@ -16,7 +16,7 @@ from polyquant.ops import native
 
 SAY = """
 from polyquant.ops import native
-print(native.instruction_set(), native.available() and native.module().packed_set())
+print(native.instruction_set(), native.available() and native.module().kernel_set())
 """
 
 
@@ -26,16 +26,7 @@ def said(isa: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not native.available(), reason="no native kernels here")
-@pytest.mark.parametrize(
-    ("isa", "name"),
-    [
-        ("amx", "AVX-512 VNNI with AMX"),
-        ("avx512", "AVX-512 VNNI"),
-        ("avxvnni", "AVX-VNNI"),
-        ("avx2", "AVX2"),
-        ("plain", "plain"),
-    ],
-)
+@pytest.mark.parametrize(("isa", "name"), [item for item in native._ISAS.items() if item[0] != "numpy"])
 def test_kernels_of_an_instruction_set(isa: str, name: str) -> None:
     try:
         assert native._forced(isa) == isa
@@ -43,9 +34,9 @@ def test_kernels_of_an_instruction_set(isa: str, name: str) -> None:
         assert f"POLYQUANT_ISA={isa} is not possible here" in str(problem)
         pytest.skip("this processor lacks it")
     else:
-        assert native.module().packed_set() == name
+        assert native.module().kernel_set() == name
     finally:
-        native.module().use_plain_kernels(False)
+        native.module().use_kernels("")
 
 
 def test_the_environment_decides() -> None:
@@ -61,7 +52,7 @@ def test_unknown_names_are_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "polyquant: POLYQUANT_ISA names no instruction set "
-        "(expected amx, avx512, avxvnni, avx2, plain, numpy, found sse9)\n"
+        "(expected amx, avx512, avxvnni, avx2, i8mm, dotprod, neon, plain, numpy, found sse9)\n"
     )
 
 
@@ -75,7 +66,7 @@ np.save(sys.argv[2], rows)
 
 
 @pytest.mark.skipif(not native.available(), reason="no native kernels here")
-@pytest.mark.parametrize("isa", ["amx", "avx512", "avxvnni", "avx2", "plain", "numpy"])
+@pytest.mark.parametrize("isa", native._ISAS)
 @pytest.mark.parametrize("model", ["tiny-llama-tied-Q4_0", "tiny-llama-untied-Q4_K_M"])
 def test_models_run_with_each_instruction_set(isa: str, model: str, tmp_path: Path) -> None:
     """In a process of its own; the fixture `kernels` runs the tests of products with each set in this one."""

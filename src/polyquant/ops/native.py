@@ -2,8 +2,8 @@
 
 `POLYQUANT_NATIVE=0` in the environment, or `with engine("numpy"):`, disables the native kernels: codes and integer
 products are equal, floating-point products up to rounding, but slower. `POLYQUANT_ISA` forces the instruction set of
-the products of packed weights, for tests and benchmarks: amx, avx512, avxvnni, avx2, plain, or numpy, which is
-POLYQUANT_NATIVE=0.
+the products of packed weights, for tests and benchmarks: amx, avx512, avxvnni or avx2; i8mm, dotprod or neon; plain;
+or numpy, which is POLYQUANT_NATIVE=0.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ _ISAS = {
     "avx512": "AVX-512 VNNI",
     "avxvnni": "AVX-VNNI",
     "avx2": "AVX2",
+    "i8mm": "NEON with i8mm",
+    "dotprod": "NEON with dot products",
+    "neon": "NEON",
     "plain": "plain",
     "numpy": "numpy",
 }
@@ -44,19 +47,9 @@ def _forced(name: str | None) -> str | None:
         return None
     if name not in _ISAS:
         raise InputError("POLYQUANT_ISA names no instruction set", expected=", ".join(_ISAS), found=name)
-    if name != "numpy":
-        module = _native
-        if module is not None:
-            module.use_plain_kernels(name == "plain")
-            if name == "avx512":
-                module.use_vnni_kernels()
-            if name == "avxvnni":
-                module.use_avx_vnni_kernels()
-            if name == "avx2":
-                module.use_avx2_kernels()
-        found = "numpy" if module is None else module.packed_set()
-        if found != _ISAS[name]:
-            raise InputError(f"POLYQUANT_ISA={name} is not possible here", expected=_ISAS[name], found=found)
+    if name != "numpy" and (_native is None or not _native.use_kernels(name)):
+        found = "numpy" if _native is None else str(_native.kernel_set())
+        raise InputError(f"POLYQUANT_ISA={name} is not possible here", expected=_ISAS[name], found=found)
     return name
 
 
@@ -141,7 +134,7 @@ def instruction_set() -> str:
     module = lib()
     if module is None:
         return "numpy"
-    return str(module.instruction_set() if _isa is None else module.packed_set())
+    return str(module.instruction_set() if _isa is None else module.kernel_set())
 
 
 def threads() -> int:

@@ -12,6 +12,7 @@
 #include "gguf.hpp"
 #include "grouped_search.hpp"
 #include "input.hpp"
+#include "kernel_sets.hpp"
 #include "metrics.hpp"
 #include "packed.hpp"
 #include "ternary.hpp"
@@ -93,7 +94,7 @@ void search(Input in) {
 
 void product(Input in) {
   static const std::vector<BlockKernel> blocks = all_kernels();
-  use_plain_kernels(in.number(2));
+  use_kernels(in.number(2) ? "plain" : "");
   const auto kernels = packed_set().kernels;
   const PackedKernel& k = kernels[in.number(kernels.size())];
   const size_t lanes = size_t(k.lanes), rows = lanes * (1 + in.number(9)), cols = size_t(k.block) * (1 + in.number(3));

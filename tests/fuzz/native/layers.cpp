@@ -6,6 +6,7 @@
 #include "decoder_set.hpp"
 #include "experts.hpp"
 #include "input.hpp"
+#include "kernel_sets.hpp"
 #include "packed.hpp"
 #include "packed_experts.hpp"
 
@@ -125,7 +126,7 @@ void route_some(Input& in) {
 
 void multiply_some(Input& in) {
   static const std::vector<BlockKernel> blocks = all_kernels();
-  use_plain_kernels(in.number(2));
+  use_kernels(in.number(2) ? "plain" : "");
   const auto kernels = packed_set().kernels;
   const PackedKernel& k = kernels[in.number(kernels.size())];
   const size_t lanes = size_t(k.lanes), rows = lanes * in.between(1, 9), cols = size_t(k.block) * in.between(1, 2);

@@ -7,13 +7,14 @@
 #include "affine_matrix.hpp"
 #include "grouped_repack.hpp"
 #include "input.hpp"
+#include "kernel_sets.hpp"
 #include "packed.hpp"
 #include "trellis_matrix.hpp"
 
 namespace polyquant::fuzz {
 
 void affine(Input in) {
-  use_plain_kernels(in.number(2));
+  use_kernels(in.number(2) ? "plain" : "");
   const auto how = Inputs(in.number(4));
   const bool fixed = how == Inputs::fixed || how == Inputs::mixed;
   const size_t groups = fixed ? 1 : in.between(1, 4), rows = in.between(1, 60), tokens = in.between(1, 10);
@@ -37,7 +38,7 @@ void affine(Input in) {
 }
 
 void grouped(Input in) {
-  use_plain_kernels(in.number(2));
+  use_kernels(in.number(2) ? "plain" : "");
   const auto kernels = grouped_kernels();
   const PackedKernel& k = kernels[in.number(kernels.size())];
   const std::string_view name = k.name;
@@ -82,7 +83,7 @@ void transposed(Input in) {
 }
 
 void trellis(Input in) {
-  use_plain_kernels(in.number(2));
+  use_kernels(in.number(2) ? "plain" : "");
   const unsigned bits = unsigned(in.between(1, 8)), window = bits + unsigned(in.number(17 - bits));
   const Book book = Book(in.number(5));
   const size_t block_k = size_t(1) << in.number(8), block_n = size_t(1) << in.number(8);

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint docs bench bench-check wheel check-browser check-slow check-sanitized check-order fuzz fuzz-native native clean
+.PHONY: demo test lint docs bench bench-check wheel check-browser check-slow check-sanitized check-emulated check-order fuzz fuzz-native native clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,7 @@ check-slow: $(INSTALLED)
 	POLYQUANT_NATIVE=0 $(BIN)/python -m pytest -n auto -m 'not slow and not engine' \
 	  tests/codecs tests/conversion tests/formats tests/architectures
 	$(MAKE) check-sanitized
+	$(MAKE) check-emulated
 
 # The pages in headless Chromium, which must be installed (Debian: apt-get install chromium).
 check-browser: $(INSTALLED)
@@ -58,6 +59,14 @@ check-sanitized: $(INSTALLED)
 	failed=; for tests in $(TESTS); do \
 	  echo "$$tests"; $(BIN)/python -m pytest -n auto $$tests || test $$? -eq 5 || failed="$$failed $$tests"; \
 	done; test -z "$$failed" || { echo "failed: make check-sanitized TESTS=\"$$failed\""; exit 1; }
+
+# The kernels of 64-bit ARM (NEON, with dot products, with i8mm), cross-compiled and run in an emulator. Tests of tensors
+# that exceed a cache would take minutes each there.
+KERNEL_TESTS := tests/ops/test_packed.py tests/ops/test_grouped.py tests/ops/test_int8.py tests/ops/test_affine.py tests/codecs/test_trellis.py
+
+check-emulated: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet cmake ninja nanobind
+	scripts/emulated_arm.sh $(abspath $(BIN)/python) build/arm64 $(KERNEL_TESTS) -k '(i8mm or dotprod or neon) and not cache'
 
 # The suite in ORDERS random orders, with 2, 3 and 4 workers in turn. The seed decides the order and what hypothesis tries.
 ORDERS ?= 20

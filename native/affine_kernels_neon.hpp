@@ -67,11 +67,13 @@ constexpr size_t kStep = kProductsOfPairs ? 8 : 4;  // adjacent columns of a tok
 // out [lane_columns / kStep][kLaneWidth][kStep], signed
 void put_lanes(const WideInput& x, size_t first, size_t cols, uint8_t* out) {
   constexpr size_t line = kLaneWidth * kStep;
-  for (size_t lane = 0; lane < kLaneWidth; ++lane)
+  const size_t tokens = std::min(kLaneWidth, x.tokens - first);
+  if (tokens < kLaneWidth) std::memset(out, 0, kLaneWidth * lane_columns(cols));
+  for (size_t t = 0; t < tokens; ++t)
     for (size_t i = 0; i < lane_columns(cols); i += kStep) {
-      uint8_t* const to = out + i / kStep * line + lane * kStep;
-      const uint8_t* const from = x.bytes + (i / kPanel * x.tokens + first + lane) * kPanel + i % kPanel;
-      for (size_t j = 0; j < kStep; ++j) to[j] = first + lane < x.tokens ? from[j] ^ 128 : 0;
+      uint8_t* const to = out + i / kStep * line + t * kStep;
+      const uint8_t* const from = x.bytes + (i / kPanel * x.tokens + first + t) * kPanel + i % kPanel;
+      for (size_t j = 0; j < kStep; ++j) to[j] = from[j] ^ 128;
     }
 }
 

@@ -282,7 +282,7 @@ const char* instruction_set() {
   if (__builtin_cpu_supports("avx2")) return "AVX2";
   return "SSE2";
 #elif defined(__aarch64__)
-  return "NEON";
+  return kernel_set().name;
 #else
   return "plain";
 #endif

@@ -104,10 +104,10 @@ bool has_i8mm() { return false; }
 #endif
 
 constexpr KernelSet kSets[] = {
-    {"NEON with i8mm", "i8mm", has_i8mm, packed_neon_i8mm, grouped_neon_i8mm, affine_neon_i8mm, trellis_plain},
+    {"NEON with i8mm", "i8mm", has_i8mm, packed_neon_i8mm, grouped_neon_i8mm, affine_neon_i8mm, trellis_neon_i8mm},
     {"NEON with dot products", "dotprod", has_dotprod, packed_neon_dotprod, grouped_neon_dotprod, affine_neon_dotprod,
-     trellis_plain},
-    {"NEON", "neon", always, packed_neon, grouped_neon, affine_neon, trellis_plain},
+     trellis_neon_dotprod},
+    {"NEON", "neon", always, packed_neon, grouped_neon, affine_neon, trellis_neon},
     {"plain", "plain", always, packed_plain, grouped_plain, affine_plain, trellis_plain},
 };
 

@@ -740,35 +740,109 @@ struct Q8_KCodes {
   }
 };
 
-// ---------------------------------------------------------------- codebook types: eight signed bytes at a time
+// ---------------------------------------------------------------- codebook types: eight bytes at a time
+//
+// Indices, signs and scales of a unit are made in vectors; indices go through memory to the loads of the codebook.
 
-// Bytewise negation where the mask has ones. Magnitudes are never 0, so the +1 does not carry into the next byte.
-PQ_INLINE uint64_t with_signs(uint64_t magnitudes, uint64_t mask) {
-  return (magnitudes ^ mask) + (mask & 0x0101010101010101u);
+using W16 = uint16_t __attribute__((vector_size(32)));
+using L4 = uint64_t __attribute__((vector_size(32)));
+using U8x = uint32_t __attribute__((vector_size(32)));
+
+// 16 bytes as words, and four numbers of 8 or 16 bits as 64-bit elements.
+PQ_INLINE W16 words16(const uint8_t* p) {
+#if defined(__AVX2__)
+  return W16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  using Bytes = uint8_t __attribute__((vector_size(16)));
+  return __builtin_convertvector(load<Bytes>(p), W16);
+#endif
+}
+PQ_INLINE L4 four_bytes(const uint8_t* p) {
+#if defined(__AVX2__)
+  return L4(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(int(load<uint32_t>(p)))));
+#else
+  return L4{p[0], p[1], p[2], p[3]};
+#endif
+}
+PQ_INLINE L4 four_words(const uint8_t* p) {
+#if defined(__AVX2__)
+  return L4(_mm256_cvtepu16_epi64(_mm_cvtsi64_si128(int64_t(load<uint64_t>(p)))));
+#else
+  return L4{load<uint16_t>(p), load<uint16_t>(p + 2), load<uint16_t>(p + 4), load<uint16_t>(p + 6)};
+#endif
 }
 
-PQ_INLINE uint64_t both(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
-
-// eight(l) for the four groups of eight in group g
-template <class F>
-PQ_INLINE void set_eights(Codes& c, int g, F eight) {
-  c.set(g, words(eight(0), eight(1), eight(2), eight(3)));
+// Codes with a bit are negated.
+PQ_INLINE B32 with_signs(const B32& codes, uint32_t bits) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const __m256i x = __m256i(codes);
+  return B32(_mm256_mask_sub_epi8(x, bits, _mm256_setzero_si256(), x));
+#else
+  const B32 minus = spread_bits(bits, 255);
+  return (codes ^ minus) - minus;
+#endif
 }
+
+// Four fields of seven signs from bit 0 on -> four bytes, whose top bit makes the number of signs even.
+PQ_INLINE U8x even_signs(const U8x& x) {
+  U8x s = (x & 0x7f) | (x & 0x3f80) << 1 | (x & 0x1fc000) << 2 | (x & 0xfe00000) << 3;
+  U8x odd = s ^ s >> 4;
+  odd ^= odd >> 2;
+  odd ^= odd >> 1;
+  return s | (odd & 0x01010101) << 7;
+}
+
+// Indices and signs of a unit.
+struct alignas(32) Lookups {
+  uint16_t index[64];
+  uint32_t signs[8];
+
+  PQ_INLINE void put(int at, const W16& x) { std::memcpy(index + at, &x, sizeof x); }
+
+  // Group g by four indices of eight bytes, and by eight indices of four bytes.
+  PQ_INLINE B32 eights(const auto& grid, int g) const {
+    const uint16_t* i = index + 4 * g;
+    return words(grid[i[0]], grid[i[1]], grid[i[2]], grid[i[3]]);
+  }
+  PQ_INLINE B32 fours(const auto& grid, int g) const { return by_fours(grid, index + 8 * g); }
+
+  template <class Index>
+  PQ_INLINE static B32 by_fours(const auto& grid, const Index* i) {
+#if defined(__AVX2__)
+    const auto at = [&](int k) { return _mm_loadu_si32(&grid[i[k]]); };
+    const auto four = [&](int k) {
+      return _mm_unpacklo_epi64(_mm_unpacklo_epi32(at(k), at(k + 1)), _mm_unpacklo_epi32(at(k + 2), at(k + 3)));
+    };
+    return B32(_mm256_inserti128_si256(_mm256_castsi128_si256(four(0)), four(4), 1));
+#else
+    const auto two = [&](int k) { return grid[i[2 * k]] | uint64_t(grid[i[2 * k + 1]]) << 32; };
+    return words(two(0), two(1), two(2), two(3));
+#endif
+  }
+};
 
 struct Iq2XxsCodes {
   static constexpr int block = 256, bytes = 66, sub = 32, top = 0, least = -43;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    uint64_t scales = 0;
+#if defined(__AVX2__)
+    const __m256 x = _mm256_castsi256_ps(__m256i(load32(b + 2))), y = _mm256_castsi256_ps(__m256i(load32(b + 34)));
+    const U8x tails = U8x(_mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)), 0xd8));
+#else
+    U8x tails;
+    for (int g = 0; g < 8; ++g) tails[g] = load<uint32_t>(b + 6 + 8 * g);
+#endif
+    alignas(32) uint32_t signs[8];
+    const U8x even = even_signs(tails & 0x0fffffff);
+    std::memcpy(signs, &even, sizeof even);
+    PQ_IN_MEMORY(signs);
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) {
-      const uint8_t* index = b + 2 + 8 * g;
-      const uint32_t tail = load<uint32_t>(index + 4);
-      set_eights(c, g,
-                 [&](int l) { return with_signs(iq::grid2_xxs[index[l]], iq::even_sign_mask[tail >> (7 * l) & 127]); });
-      scales |= uint64_t(tail >> 28) << (8 * g);
+      const uint8_t* i = b + 2 + 8 * g;
+      c.set(g, with_signs(words(iq::grid2_xxs[i[0]], iq::grid2_xxs[i[1]], iq::grid2_xxs[i[2]], iq::grid2_xxs[i[3]]),
+                          signs[g]));
     }
-    c.set_d(0, (floats8(scales) + 0.5f) * half_at(b) * 0.25f);
+    c.set_d(0, (to_floats(I8x(tails >> 28)) + 0.5f) * half_at(b) * 0.25f);
   }
 };
 
@@ -776,31 +850,45 @@ struct Iq2XxsCodes {
 PQ_INLINE void nibble_scales(const uint8_t* p, float d, Codes& c) {
   const uint64_t s = load<uint64_t>(p);
   constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
-  float even[8], odd[8], out[16];
-  store(reinterpret_cast<uint8_t*>(even), F8((floats8(s & nibble) + 0.5f) * d * 0.25f));
-  store(reinterpret_cast<uint8_t*>(odd), F8((floats8(s >> 4 & nibble) + 0.5f) * d * 0.25f));
 #if defined(__AVX2__)
-  const __m256 x = _mm256_loadu_ps(even), y = _mm256_loadu_ps(odd), low = _mm256_unpacklo_ps(x, y),
-               high = _mm256_unpackhi_ps(x, y);
-  _mm256_storeu_ps(out, _mm256_permute2f128_ps(low, high, 0x20));
-  _mm256_storeu_ps(out + 8, _mm256_permute2f128_ps(low, high, 0x31));
+  const __m128i even = _mm_cvtsi64_si128(int64_t(s & nibble)), odd = _mm_cvtsi64_si128(int64_t(s >> 4 & nibble));
+  const __m128i all16 = _mm_unpacklo_epi8(even, odd);
+  const auto scales = [&](__m128i x) { return (F8(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x))) + 0.5f) * d * 0.25f; };
+  c.set_d(0, scales(all16));
+  c.set_d(1, scales(_mm_unpackhi_epi64(all16, all16)));
 #else
-  for (int i = 0; i < 8; ++i) out[2 * i] = even[i], out[2 * i + 1] = odd[i];
+  const F8 even = (floats8(s & nibble) + 0.5f) * d * 0.25f, odd = (floats8(s >> 4 & nibble) + 0.5f) * d * 0.25f;
+  c.set_d(0, __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11));
+  c.set_d(1, __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15));
 #endif
-  c.set_d(0, load<F8>(reinterpret_cast<uint8_t*>(out)));
-  c.set_d(1, load<F8>(reinterpret_cast<uint8_t*>(out + 8)));
 }
 
 struct Iq2XsCodes {
   static constexpr int block = 256, bytes = 74, sub = 16, top = 0, least = -43;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    Lookups at;
     PQ_UNROLL
-    for (int g = 0; g < 8; ++g)
-      set_eights(c, g, [&](int l) {
-        const unsigned v = load<uint16_t>(b + 2 + 8 * g + 2 * l);
-        return with_signs(iq::grid2_xs[v & 511], iq::even_sign_mask[v >> 9]);
-      });
+    for (int h = 0; h < 2; ++h) {
+      const W16 x = load<W16>(b + 2 + 32 * h);
+      W16 s = x >> 9, odd = s ^ s >> 4;
+      odd ^= odd >> 2;
+      odd ^= odd >> 1;
+      s |= (odd & 1) << 7;
+      at.put(16 * h, x & 511);
+#if defined(__AVX2__)
+      const __m128i bytes =
+          _mm_packus_epi16(_mm256_castsi256_si128(__m256i(s)), _mm256_extracti128_si256(__m256i(s), 1));
+      _mm_store_si128(reinterpret_cast<__m128i*>(at.signs + 4 * h), bytes);
+#else
+      using Bytes = uint8_t __attribute__((vector_size(16)));
+      const Bytes bytes = __builtin_convertvector(s, Bytes);
+      std::memcpy(at.signs + 4 * h, &bytes, sizeof bytes);
+#endif
+    }
+    PQ_IN_MEMORY(at);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.eights(iq::grid2_xs, g), at.signs[g]));
     nibble_scales(b + 66, half_at(b), c);
   }
 };
@@ -809,13 +897,16 @@ struct Iq2SCodes {
   static constexpr int block = 256, bytes = 82, sub = 16, top = 0, least = -43;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    Lookups at;
     PQ_UNROLL
-    for (int g = 0; g < 8; ++g) {
-      const unsigned high = b[66 + g];
-      set_eights(c, g, [&](int l) {
-        return with_signs(iq::grid2_s[b[2 + 4 * g + l] | (high >> (2 * l) & 3) << 8], iq::sign_mask[b[34 + 4 * g + l]]);
-      });
+    for (int h = 0; h < 2; ++h) {  // two bits of a byte for each of four indices
+      const L4 x = four_bytes(b + 66 + 4 * h);
+      const L4 high = (x << 8 | x << 22 | x << 36 | x << 50) & 0x0300030003000300u;
+      at.put(16 * h, words16(b + 2 + 16 * h) | W16(high));
     }
+    PQ_IN_MEMORY(at);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.eights(iq::grid2_s, g), load<uint32_t>(b + 34 + 4 * g)));
     nibble_scales(b + 74, half_at(b), c);
   }
 };
@@ -824,18 +915,13 @@ struct Iq3XxsCodes {
   static constexpr int block = 256, bytes = 98, sub = 32, top = 0, least = -62;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    uint64_t scales = 0;
+    const U8x tails = load<U8x>(b + 66), even = even_signs(tails & 0x0fffffff);
+    alignas(32) uint32_t signs[8];
+    std::memcpy(signs, &even, sizeof even);
+    PQ_IN_MEMORY(signs);
     PQ_UNROLL
-    for (int g = 0; g < 8; ++g) {
-      const uint8_t* index = b + 2 + 8 * g;
-      const uint32_t tail = load<uint32_t>(b + 66 + 4 * g);
-      set_eights(c, g, [&](int l) {
-        return with_signs(both(iq::grid3_xxs[index[2 * l]], iq::grid3_xxs[index[2 * l + 1]]),
-                          iq::even_sign_mask[tail >> (7 * l) & 127]);
-      });
-      scales |= uint64_t(tail >> 28) << (8 * g);
-    }
-    c.set_d(0, (floats8(scales) + 0.5f) * half_at(b) * 0.5f);
+    for (int g = 0; g < 8; ++g) c.set(g, with_signs(Lookups::by_fours(iq::grid3_xxs, b + 2 + 8 * g), signs[g]));
+    c.set_d(0, (to_floats(I8x(tails >> 28)) + 0.5f) * half_at(b) * 0.5f);
   }
 };
 
@@ -843,40 +929,46 @@ struct Iq3SCodes {
   static constexpr int block = 256, bytes = 110, sub = 32, top = 0, least = -15;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    uint64_t scales = 0;
+    Lookups at;
     PQ_UNROLL
-    for (int g = 0; g < 8; ++g) {
-      const uint8_t* index = b + 2 + 8 * g;
-      const unsigned high = b[66 + g];
-      set_eights(c, g, [&](int l) {
-        const uint32_t x = iq::grid3_s[index[2 * l] | (high >> (2 * l) & 1) << 8],
-                       y = iq::grid3_s[index[2 * l + 1] | (high >> (2 * l + 1) & 1) << 8];
-        return with_signs(both(x, y), iq::sign_mask[b[74 + 4 * g + l]]);
-      });
-      scales |= uint64_t(b[106 + g / 2] >> (4 * (g & 1)) & 15) << (8 * g);
+    for (int k = 0; k < 4; ++k) {  // a bit for each of 16 indices
+      const W16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+      const W16 there = (W16{} + load<uint16_t>(b + 66 + 2 * k)) & bit;
+      at.put(16 * k, words16(b + 2 + 16 * k) | (W16(there == bit) & 256));
     }
-    c.set_d(0, (floats8(scales) * 2.0f + 1.0f) * half_at(b));
+    PQ_IN_MEMORY(at);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.fours(iq::grid3_s, g), load<uint32_t>(b + 74 + 4 * g)));
+    const uint32_t s = load<uint32_t>(b + 106);
+    const I8x shift = {0, 4, 8, 12, 16, 20, 24, 28}, scales = I8x((U8x{} + s) >> U8x(shift)) & 15;
+    c.set_d(0, (to_floats(scales) * 2.0f + 1.0f) * half_at(b));
   }
 };
 
-// Eighths: 8 * (grid +- 1/8), as in the dequantizer.
-PQ_INLINE uint64_t eighths(unsigned index, unsigned minus) {
-  return (iq::grid1[index] + ((minus - uint64_t(1)) & 0x0202020202020202u)) ^ 0x8080808080808080u;
-}
+// 8 * (grid + delta) with a delta of -1/8 where `minus` has ones, otherwise of 1/8, as in the dequantizer.
+PQ_INLINE B32 eighths(const B32& grid, const B32& minus) { return (grid + (~minus & 2)) ^ 0x80; }
 
 struct Iq1SCodes {
   static constexpr int block = 256, bytes = 50, sub = 32, top = 0, least = -9;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    uint64_t scales = 0;
+    Lookups at;
     PQ_UNROLL
-    for (int g = 0; g < 8; ++g) {
-      const uint8_t* index = b + 2 + 4 * g;
-      const unsigned high = load<uint16_t>(b + 34 + 2 * g);
-      set_eights(c, g, [&](int l) { return eighths(index[l] | (high >> (3 * l) & 7) << 8, high >> 15); });
-      scales |= uint64_t(high >> 12 & 7) << (8 * g);
+    for (int h = 0; h < 2; ++h) {  // three bits of a word for each of four indices
+      const L4 x = four_words(b + 34 + 8 * h);
+      const L4 high = (x & 7) << 8 | (x & 0x38) << 21 | (x & 0x1c0) << 34 | (x & 0xe00) << 47;
+      at.put(16 * h, words16(b + 2 + 16 * h) | W16(high));
     }
-    c.set_d(0, (floats8(scales) * 2.0f + 1.0f) * half_at(b) * 0.125f);
+    I8x tails;  // of each group: 12 bits of indices, the scale and the sign
+#if defined(__AVX2__)
+    tails = I8x(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 34))));
+#else
+    for (int g = 0; g < 8; ++g) tails[g] = load<uint16_t>(b + 34 + 2 * g);
+#endif
+    PQ_IN_MEMORY(at);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, eighths(at.eights(iq::grid1, g), B32{} + uint8_t(-(b[35 + 2 * g] >> 7))));
+    c.set_d(0, (to_floats(tails >> 12 & 7) * 2.0f + 1.0f) * half_at(b) * 0.125f);
   }
 };
 
@@ -884,19 +976,29 @@ struct Iq1MCodes {
   static constexpr int block = 256, bytes = 56, sub = 16, top = 0, least = -9;
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    unsigned bits = 0;
-    for (int k = 0; k < 4; ++k) bits |= unsigned(b[49 + 2 * k] >> 4) << (4 * k);
-    const float d = half_to_float(uint16_t(bits));
-    uint64_t scales[2] = {0, 0};
+    Lookups at;
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) {  // four bits of a word for each of four indices; the fourth is the sign
+      const L4 x = four_words(b + 32 + 8 * h);
+      const L4 high = (x & 7) << 8 | (x & 0x70) << 20 | (x & 0x700) << 32 | (x & 0x7000) << 44;
+      at.put(16 * h, words16(b + 16 * h) | W16(high));
+    }
+    PQ_IN_MEMORY(at);
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) {
-      const uint8_t* index = b + 4 * g;
-      const unsigned high = load<uint16_t>(b + 32 + 2 * g);
-      set_eights(c, g, [&](int l) { return eighths(index[l] | (high >> (4 * l) & 7) << 8, high >> (4 * l + 3) & 1); });
-      const unsigned s = load<uint16_t>(b + 48 + 2 * (g / 2)) >> (6 * (g & 1));
-      scales[g / 4] |= uint64_t((s & 7) | (s >> 3 & 7) << 8) << (16 * (g & 3));
+      const L4 bit = {8, 0x80, 0x800, 0x8000}, minus = L4(((L4{} + load<uint16_t>(b + 32 + 2 * g)) & bit) == bit);
+      c.set(g, eighths(at.eights(iq::grid1, g), B32(minus)));
     }
-    for (int e = 0; e < 2; ++e) c.set_d(e, (floats8(scales[e]) * 2.0f + 1.0f) * d * 0.125f);
+    // Four times four scales of three bits; the upper four bits of each word are the common scale.
+    const uint64_t all16 = load<uint64_t>(b + 48);
+    const auto top4 = [&](int i) { return unsigned(all16 >> (16 * i + 12)) & 15; };
+    const float d = half_to_float(uint16_t(top4(0) | top4(1) << 4 | top4(2) << 8 | top4(3) << 12)) * 0.125f;
+    const I8x shift = {0, 3, 6, 9, 16, 19, 22, 25};
+    PQ_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const I8x scales = I8x((U8x{} + uint32_t(all16 >> (32 * e))) >> U8x(shift)) & 7;
+      c.set_d(e, (to_floats(scales) * 2.0f + 1.0f) * d);
+    }
   }
 };
 
@@ -1004,6 +1106,8 @@ struct Mxfp4Codes {
     }
   }
 };
+
+PQ_INLINE uint64_t both(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
 
 struct Nvfp4Codes {
   static constexpr int block = 64, bytes = 36, sub = 16, top = 0, least = -12;

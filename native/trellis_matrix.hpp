@@ -88,6 +88,10 @@ const TrellisSet& trellis_plain();
 const TrellisSet& trellis_avx2();
 const TrellisSet& trellis_avx_vnni();
 const TrellisSet& trellis_vnni();
+#elif defined(__aarch64__) && defined(__GNUC__)
+const TrellisSet& trellis_neon();
+const TrellisSet& trellis_neon_dotprod();
+const TrellisSet& trellis_neon_i8mm();
 #endif
 const TrellisSet& trellis_set();
 

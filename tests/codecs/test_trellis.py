@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -22,14 +20,6 @@ NAMES = ["trellis.2", "trellis.3", "trellis.4.mul1.16", "trellis.5.mul1.12", "tr
          "trellis.3.g2"]  # fmt: skip
 SHAPES = [(40, 136), (256, 384), (131, 33), (16, 16), (1, 1)]
 needs_native = pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
-
-
-@pytest.fixture(params=["chosen", "plain"])
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The kernels of this processor, and those that run on any."""
-    native.module().use_kernels("plain" if request.param == "plain" else "")
-    yield request.param
-    native.module().use_kernels("")
 
 
 def random_parts(codec: Trellis, shape: tuple[int, int], seed: int = 0) -> Parts:

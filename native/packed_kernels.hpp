@@ -115,11 +115,13 @@ template <class T, bool apart = false>
 PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
   constexpr size_t size = kUnitBytes<T>;
   const uint8_t* b = row.line + u * size;
-  if (cols >= (u + 1) * kUnit) [[likely]]
-    return T::take(b, row.lane, c);
-  uint8_t padded[size] = {};
-  std::memcpy(padded, b, (cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
-  T::take(padded, row.lane, c);
+  uint8_t padded[size];
+  if (cols < (u + 1) * kUnit) [[unlikely]] {
+    std::memset(padded, 0, size);
+    std::memcpy(padded, b, (cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
+    b = padded;
+  }
+  T::take(b, row.lane, c);
 }
 
 // Types whose codes are multiplied in the order of Activations::apart, which costs less to unpack.
@@ -128,22 +130,21 @@ concept Apart = requires(const uint8_t* b, Codes& c) { T::take_apart(b, c); };
 
 template <Tabled T, bool apart = false>
 PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
-  const auto take = [&](const uint8_t* from) {
-    if constexpr (apart)
-      T::take_apart(from, c);
-    else
-      T::take(from, c);
-  };
   constexpr size_t size = kUnitBytes<T>, subs = 256 / T::sub;
   const uint8_t* b = row.line + u * size;
   std::memcpy(c.d, row.d + u * subs, subs * sizeof(float));
   std::memcpy(c.m, row.m + u * subs, subs * sizeof(float));
-  if (u < row.whole) [[likely]]
-    return take(b);
-  uint8_t padded[size + T::slack] = {};
-  const size_t left = cols - u * kUnit;
-  std::memcpy(padded, b, (left < kUnit ? left : kUnit) / size_t(T::block) * size_t(T::bytes));
-  take(padded);
+  uint8_t padded[size + T::slack];
+  if (u >= row.whole) [[unlikely]] {
+    const size_t left = cols - u * kUnit;
+    std::memset(padded, 0, sizeof padded);
+    std::memcpy(padded, b, (left < kUnit ? left : kUnit) / size_t(T::block) * size_t(T::bytes));
+    b = padded;
+  }
+  if constexpr (apart)
+    T::take_apart(b, c);
+  else
+    T::take(b, c);
 }
 
 // Position of weight j of a unit among its codes: paired types exchange the second and third quarter of each 64.

@@ -44,7 +44,14 @@ def same(a, b) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a if a[k] is not None or b[k] is not None)
 
 
-@pytest.mark.parametrize("source", [SOURCE, MIXTURE], ids=["llama", "mixtral"])
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray | None]:
+    """The sums of one process over the text of `text`."""
+    path = text(tmp_path_factory.mktemp("alone"))
+    return hessians(calibration_stages(SOURCE, path), matrices(SOURCE))
+
+
+@pytest.mark.parametrize("source", [SOURCE, pytest.param(MIXTURE, marks=pytest.mark.slow)], ids=["llama", "mixtral"])
 def test_the_sums_of_one_process(source, tmp_path):
     alone = hessians(calibration_stages(source, text(tmp_path)), matrices(source))
     assert any(h is not None for h in alone.values())
@@ -54,9 +61,8 @@ def test_the_sums_of_one_process(source, tmp_path):
     assert not list((tmp_path / "calibration").glob("*-shard-*"))
 
 
-def test_threads_that_start_together(tmp_path):
+def test_threads_that_start_together(alone, tmp_path):
     path, names, found = text(tmp_path), matrices(SOURCE), []
-    alone = hessians(calibration_stages(SOURCE, path), names)
 
     def work():
         found.append(hessians(SharedCalibration(tmp_path / "calibration").stages(SOURCE, path), names))
@@ -89,10 +95,9 @@ def arrays(folder: Path) -> set[str]:
     return {p.name.split("-")[1] for p in folder.glob("*-sum.*.array")}
 
 
-def test_hessians_that_all_have_used_are_removed(tmp_path):
+def test_hessians_that_all_have_used_are_removed(alone, tmp_path):
     """Two parts, one after the other, and a third process that requests them again."""
     path, names, folder = text(tmp_path), matrices(SOURCE), tmp_path / "calibration"
-    alone = hessians(calibration_stages(SOURCE, path), names)
     found, stages = {}, calibration_stages(SOURCE, path).names
     order = sorted(names, key=lambda n: next(i for i, s in enumerate(stages) if n in s))
     cut = len(order) // 2 + 1
@@ -117,10 +122,9 @@ def test_hessians_of_earlier_stages_are_removed(tmp_path, monkeypatch):
     assert last >= 2 and arrays(folder) == {str(last - 1), str(last)}
 
 
-def test_a_claim_of_an_ended_process_is_taken_over(tmp_path, monkeypatch):
+def test_a_claim_of_an_ended_process_is_taken_over(alone, tmp_path, monkeypatch):
     monkeypatch.setattr(shared, "_LEASE", 0.5)
     path, names = text(tmp_path), matrices(SOURCE)
-    alone = hessians(calibration_stages(SOURCE, path), names)
     program = f"""
 import os, signal, sys
 from polyquant.calibration import shared, stages
@@ -145,9 +149,8 @@ Hessians(calibration.stages({str(SOURCE)!r}, {str(path)!r}), names).of(names[0])
 
 
 @pytest.mark.parametrize("damage", ["json", "array", "gone"])
-def test_damaged_files_are_computed_again(damage, tmp_path):
+def test_damaged_files_are_computed_again(alone, damage, tmp_path):
     path, names = text(tmp_path), matrices(SOURCE)
-    alone = hessians(calibration_stages(SOURCE, path), names)
     hessians(SharedCalibration(tmp_path / "calibration").stages(SOURCE, path), names)
     for file in (tmp_path / "calibration").glob("*-sum*.json" if damage == "json" else "*-sum.*.array"):
         if damage == "gone":

@@ -17,12 +17,7 @@
 
 #include "affine_matrix.hpp"
 #include "simd.hpp"
-
-#if defined(__clang__)
-#define PQ_UNROLL _Pragma("unroll")
-#else
-#define PQ_UNROLL _Pragma("GCC unroll 16")
-#endif
+#include "unroll.hpp"
 
 namespace polyquant {
 namespace {

@@ -75,5 +75,15 @@ PQ_INLINE int8x16_t second_pair(int8x16_t a, int8x16_t b) {
   return vreinterpretq_s8_s32(vzip2q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
 }
 
+PQ_INLINE void transpose4(float32x4_t (&v)[4]) {
+  const auto wide = [](float32x4_t x) { return vreinterpretq_f64_f32(x); };
+  const float32x4_t a = vzip1q_f32(v[0], v[1]), b = vzip2q_f32(v[0], v[1]), c = vzip1q_f32(v[2], v[3]),
+                    d = vzip2q_f32(v[2], v[3]);
+  v[0] = vreinterpretq_f32_f64(vzip1q_f64(wide(a), wide(c))),
+  v[1] = vreinterpretq_f32_f64(vzip2q_f64(wide(a), wide(c)));
+  v[2] = vreinterpretq_f32_f64(vzip1q_f64(wide(b), wide(d))),
+  v[3] = vreinterpretq_f32_f64(vzip2q_f64(wide(b), wide(d)));
+}
+
 }  // namespace
 }  // namespace polyquant

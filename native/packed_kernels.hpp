@@ -532,29 +532,12 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
   multiply_many<T, wide>(w, first, last, a, y, stride);
 }
 
-template <class T>
-void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
-  if constexpr (T::wide)
-    if (a.wide) return multiply_as<T, true>(w, first, last, a, y, stride);
-  multiply_as<T, false>(w, first, last, a, y, stride);
-}
-
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 template <Sixteen T>
 constexpr size_t kAlone<T> = kMostSixteen;
 #endif
 
 #elif defined(PQ_NEON)
-
-PQ_INLINE void transpose4(float32x4_t (&v)[4]) {
-  const auto wide = [](float32x4_t x) { return vreinterpretq_f64_f32(x); };
-  const float32x4_t a = vzip1q_f32(v[0], v[1]), b = vzip2q_f32(v[0], v[1]), c = vzip1q_f32(v[2], v[3]),
-                    d = vzip2q_f32(v[2], v[3]);
-  v[0] = vreinterpretq_f32_f64(vzip1q_f64(wide(a), wide(c))),
-  v[1] = vreinterpretq_f32_f64(vzip2q_f64(wide(a), wide(c)));
-  v[2] = vreinterpretq_f32_f64(vzip1q_f64(wide(b), wide(d))),
-  v[3] = vreinterpretq_f32_f64(vzip2q_f64(wide(b), wide(d)));
-}
 
 #include "packed_rows_neon.hpp"
 #include "packed_tiles.hpp"
@@ -567,6 +550,10 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
   if (a.tokens == 4) return rows_times<T, 4, wide>(w, first, last, a, y, stride);
   multiply_many<T, wide>(w, first, last, a, y, stride);
 }
+
+#endif
+
+#if defined(__AVX2__) || defined(PQ_NEON)
 
 template <class T>
 void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {

@@ -190,21 +190,21 @@ PQ_INLINE void floats_block(const uint8_t* w, size_t line, size_t size, const Lo
   for (int i = 0; i < R * N; ++i) acc[i / N][i % N] = vdupq_n_f32(0);
   for (size_t k = 0; k < cols; k += 4) {
     float32x4_t numbers[R], inputs[N];
-    uint8_t last[R][16] = {};
-    float rest[N][4] = {};
+    uint8_t last[R][16];
+    float rest[N][4];
     const bool whole = k + 4 <= cols;
     PQ_UNROLL
     for (size_t r = 0; r < R; ++r) {
       const uint8_t* from = w + r * line + size * k;
       if (!whole) [[unlikely]]
-        std::memcpy(last[r], from, size * (cols - k)), from = last[r];
+        std::memset(last[r], 0, sizeof last[r]), std::memcpy(last[r], from, size * (cols - k)), from = last[r];
       numbers[r] = load(from);
     }
     PQ_UNROLL
     for (size_t n = 0; n < N; ++n) {
       const float* from = x + n * cols + k;
       if (!whole) [[unlikely]]
-        std::memcpy(rest[n], from, sizeof(float) * (cols - k)), from = rest[n];
+        std::memset(rest[n], 0, sizeof rest[n]), std::memcpy(rest[n], from, sizeof(float) * (cols - k)), from = rest[n];
       inputs[n] = vld1q_f32(from);
     }
     PQ_UNROLL

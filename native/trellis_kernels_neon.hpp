@@ -6,15 +6,11 @@
 
 #include <utility>
 
+#include "dots_neon.hpp"
 #include "simd.hpp"
 #include "trellis_matrix.hpp"
 #include "trellis_stream.hpp"
-
-#if defined(__clang__)
-#define PQ_UNROLL _Pragma("unroll")
-#else
-#define PQ_UNROLL _Pragma("GCC unroll 16")
-#endif
+#include "unroll.hpp"
 
 namespace polyquant {
 namespace {
@@ -310,20 +306,15 @@ void times(const int16_t* panel, const TrellisInput& in, size_t block, float ste
   for (; t < in.tokens; ++t) times_tokens<1>(panel, in, t, block, step, zero, scales, y, stride);
 }
 
-// Four rows by four columns at a time.
 void transpose(const float* x, float* out) {
-  const auto wide = [](float32x4_t v) PQ_FLAT { return vreinterpretq_f64_f32(v); };
-  const auto put = [](float* to, float64x2_t v) PQ_FLAT { vst1q_f32(to, vreinterpretq_f32_f64(v)); };
   for (size_t i = 0; i < 128; i += 4)
     for (size_t j = 0; j < 128; j += 4) {
       float32x4_t v[4];
       PQ_UNROLL
       for (size_t r = 0; r < 4; ++r) v[r] = vld1q_f32(x + (i + r) * kLine + j);
-      const float64x2_t a = wide(vzip1q_f32(v[0], v[1])), b = wide(vzip2q_f32(v[0], v[1])),
-                        c = wide(vzip1q_f32(v[2], v[3])), d = wide(vzip2q_f32(v[2], v[3]));
-      float* const to = out + j * kLine + i;
-      put(to, vzip1q_f64(a, c)), put(to + kLine, vzip2q_f64(a, c));
-      put(to + 2 * kLine, vzip1q_f64(b, d)), put(to + 3 * kLine, vzip2q_f64(b, d));
+      transpose4(v);
+      PQ_UNROLL
+      for (size_t r = 0; r < 4; ++r) vst1q_f32(out + (j + r) * kLine + i, v[r]);
     }
 }
 

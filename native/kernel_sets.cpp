@@ -53,8 +53,19 @@ bool has_amx() {
 #endif
 }
 
+bool has_fp16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;  // older compilers have no name for it
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 23 & 1);
+}
+
 // Some processors with VNNI lack VBMI.
 const TrellisSet& trellis_512() { return __builtin_cpu_supports("avx512vbmi") ? trellis_vnni() : trellis_avx2(); }
+
+// Processors with AMX have FP16, if their host passes it on.
+const TrellisSet& trellis_of_amx() {
+  const TrellisSet* const halves = trellis_fp16();
+  return halves && has_fp16() ? *halves : trellis_512();
+}
 
 constexpr KernelSet kSets[] = {
     {"AVX-512 VNNI with AMX",
@@ -63,7 +74,7 @@ constexpr KernelSet kSets[] = {
      packed_amx,
      grouped_vnni,
      affine_amx,
-     trellis_512,
+     trellis_of_amx,
      {trellis_walk_avx512, trellis_walk_avx2}},
     {"AVX-512 VNNI",
      "avx512",

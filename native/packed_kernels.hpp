@@ -171,6 +171,7 @@ void dequantize_row(const PackedMatrix& w, size_t v, float* row) {
 template <size_t bytes>
 PQ_INLINE void fetch_ahead(const uint8_t* p) {
   constexpr size_t ahead = 4096;
+  PQ_UNROLL
   for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + ahead + i);
 }
 
@@ -248,6 +249,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
   for (size_t v = first; v < last; ++v) {
     const Row<T> row = row_at<T>(w, v, room);
     __m256 acc[N][4];
+    PQ_UNROLL
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = _mm256_setzero_ps();
     for (size_t u = 0; u < units; ++u) {
       Codes c;
@@ -260,6 +262,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
                     *sums = sum0 + (size_t(n) * blocks + 8 * u) * size_t(32 / T::sub);
         if constexpr (wide) {
           // One scale per 128: the products of four groups are added in 16 bits.
+          PQ_UNROLL
           for (int h = 0; h < 2; ++h) {
             const __m256i dot = dot128(c.q + 128 * h, q + 128 * h);
             acc[n][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(c.d[4 * h] * scale[4 * h]), acc[n][h]);
@@ -300,6 +303,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
                                               _mm256_permutevar8x32_ps(scales, next), acc[n][b / 2]);
             }
           }
+          PQ_UNROLL
           for (int i = 0; i < per; ++i)
             acc[n][i] = _mm256_fmadd_ps(_mm256_loadu_ps(m + 8 * i), _mm256_loadu_ps(sums + 8 * i), acc[n][i]);
         } else if constexpr (T::paired && T::sub == 32) {
@@ -362,6 +366,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
         }
       }
     }
+    PQ_UNROLL
     for (int n = 0; n < N; ++n) {
       const __m256 sum = _mm256_add_ps(_mm256_add_ps(acc[n][0], acc[n][1]), _mm256_add_ps(acc[n][2], acc[n][3]));
       y[(token + size_t(n)) * stride + row_of<T>(w, v)] = w.scale * sum8(sum);
@@ -418,6 +423,7 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
         const size_t at = size_t(n) * blocks + 8 * u;
         if (T::offset) offset[n] = _mm256_fmadd_ps(__m256(s.m), _mm256_loadu_ps(a.sum32 + at), offset[n]);
         if constexpr (wide) {  // one scale per 128
+          PQ_UNROLL
           for (int h = 0; h < 2; ++h) {
             const auto x = [&](int i) { return _mm512_loadu_si512(q + 128 * h + 64 * i); };
             const __m512i dot =
@@ -437,6 +443,7 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
         }
       }
     }
+    PQ_UNROLL
     for (int n = 0; n < N; ++n) {
       const __m512 sum = _mm512_add_ps(acc[n][0], acc[n][1]);
       const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(sum),

@@ -16,19 +16,12 @@ concept SixteenScales = requires(SixteenLines b, RowPanel& p) { T::sixteen_scale
 template <class T>
 constexpr size_t kLeastSixteen = T::top == 2 ? kFewTokens + 1 : 3;
 
-// Some tokens' activations of one unit, and -centre times the sums of their codes per `span` columns.
-struct FewTokens {
-  const int8_t* q;
-  const float *scale, *sums;
-  const int32_t* start;
-  size_t columns, blocks, subs, starts;  // from one token to the next
-
-  PQ_INLINE FewTokens at(size_t token, size_t unit, size_t unit_subs, size_t unit_starts) const {
-    FewTokens some = *this;
-    some.q += token * columns + unit * kUnit, some.scale += token * blocks + unit * 8;
-    some.sums += token * subs + unit * unit_subs, some.start += token * starts + unit * unit_starts;
-    return some;
-  }
+// A token's activations of one unit, and -centre times the sums of their codes per `span` columns. Those of several
+// tokens are adjacent: one pointer reaches all, with constant offsets.
+struct alignas(64) TokenUnit {
+  int8_t q[kUnit];
+  float scale[8], sums[16];
+  int32_t start[16];
 };
 
 // acc += the products of 32 columns of the panel with four adjacent codes of a token at a time.
@@ -50,7 +43,7 @@ PQ_INLINE void load_quads(const RowPanel& p, int group, __m512i (&w)[8]) {
 
 // out [N tokens][16 rows] += a unit of the panel times the tokens.
 template <int sub, bool offset, int N>
-[[gnu::noinline]] void few_times(const RowPanel& p, const FewTokens& a, float* out) {
+[[gnu::noinline]] void few_times(const RowPanel& p, const TokenUnit* a, float* out) {
   constexpr int subs = 32 / sub;
   __m512 acc[N];
   PQ_UNROLL
@@ -60,22 +53,21 @@ template <int sub, bool offset, int N>
     load_quads(p, g, w);
     PQ_UNROLL
     for (int n = 0; n < N; ++n) {
-      const int8_t* q = a.q + size_t(n) * a.columns + 32 * g;
-      const int32_t* start = a.start + size_t(n) * a.starts + subs * g;
+      const int8_t* q = a[n].q + 32 * g;
+      const int32_t* start = a[n].start + subs * g;
       __m512i dot = quads_times<0, 8 / subs>(_mm512_set1_epi32(start[0]), w, q);
       __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_load_ps(p.d[subs * g]));
       if constexpr (subs == 2) {
         dot = quads_times<4, 4>(_mm512_set1_epi32(start[1]), w, q);
         product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_load_ps(p.d[2 * g + 1]), product);
       }
-      acc[n] = _mm512_fmadd_ps(product, _mm512_set1_ps(a.scale[size_t(n) * a.blocks + size_t(g)]), acc[n]);
+      acc[n] = _mm512_fmadd_ps(product, _mm512_set1_ps(a[n].scale[g]), acc[n]);
     }
     if constexpr (offset) {
       for (int h = subs * g; h < subs * (g + 1); ++h) {
         const __m512 m = _mm512_load_ps(p.m[h]);
         PQ_UNROLL
-        for (int n = 0; n < N; ++n)
-          acc[n] = _mm512_fmadd_ps(m, _mm512_set1_ps(a.sums[size_t(n) * a.subs + size_t(h)]), acc[n]);
+        for (int n = 0; n < N; ++n) acc[n] = _mm512_fmadd_ps(m, _mm512_set1_ps(a[n].sums[h]), acc[n]);
       }
     }
   }
@@ -85,21 +77,21 @@ template <int sub, bool offset, int N>
 
 // As above, with one scale per 128 columns of the panel and of the tokens.
 template <int N>
-[[gnu::noinline]] void few_wide(const RowPanel& p, const FewTokens& a, float* out) {
+[[gnu::noinline]] void few_wide(const RowPanel& p, const TokenUnit* a, float* out) {
   for (int s = 0; s < 2; ++s) {
     __m512i dot[N];
     PQ_UNROLL
-    for (int n = 0; n < N; ++n) dot[n] = _mm512_set1_epi32(a.start[size_t(n) * a.starts + size_t(s)]);
+    for (int n = 0; n < N; ++n) dot[n] = _mm512_set1_epi32(a[n].start[s]);
     for (int g = 4 * s; g < 4 * s + 4; ++g) {
       __m512i w[8];
       load_quads(p, g, w);
       PQ_UNROLL
-      for (int n = 0; n < N; ++n) dot[n] = quads_times<0, 8>(dot[n], w, a.q + size_t(n) * a.columns + 32 * g);
+      for (int n = 0; n < N; ++n) dot[n] = quads_times<0, 8>(dot[n], w, a[n].q + 32 * g);
     }
     const __m512 d = _mm512_load_ps(p.d[4 * s]);
     PQ_UNROLL
     for (int n = 0; n < N; ++n) {
-      const __m512 scale = _mm512_set1_ps(a.scale[size_t(n) * a.blocks + size_t(4 * s)]);
+      const __m512 scale = _mm512_set1_ps(a[n].scale[4 * s]);
       _mm512_store_ps(out + 16 * n, _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[n]), d), scale,
                                                     _mm512_load_ps(out + 16 * n)));
     }
@@ -111,25 +103,25 @@ template <int N>
 template <bool offset, int N>
 struct FewSums {
   const RowPanel& p;  // of which it reads the scales
-  const FewTokens& a;
+  const TokenUnit* a;
   __m512 acc[N];
   __m512i dot[2][N];
 
-  PQ_INLINE FewSums(const RowPanel& panel, const FewTokens& tokens, const float* out) : p(panel), a(tokens) {
+  PQ_INLINE FewSums(const RowPanel& panel, const TokenUnit* tokens, const float* out) : p(panel), a(tokens) {
     PQ_UNROLL
     for (int n = 0; n < N; ++n) acc[n] = _mm512_load_ps(out + 16 * n);
   }
 
   PQ_INLINE void begin(int group, int slot = 0) {
     PQ_UNROLL
-    for (int n = 0; n < N; ++n) dot[slot][n] = _mm512_set1_epi32(a.start[size_t(n) * a.starts + size_t(group)]);
+    for (int n = 0; n < N; ++n) dot[slot][n] = _mm512_set1_epi32(a[n].start[group]);
   }
 
   PQ_INLINE void put(int group, int j, __m512i codes, int slot = 0) {
     PQ_UNROLL
     for (int n = 0; n < N; ++n) {
       int32_t four;
-      std::memcpy(&four, a.q + size_t(n) * a.columns + 32 * group + 4 * j, 4);
+      std::memcpy(&four, a[n].q + 32 * group + 4 * j, 4);
       dot[slot][n] = _mm512_dpbusd_epi32(dot[slot][n], codes, _mm512_set1_epi32(four));
     }
   }
@@ -139,13 +131,12 @@ struct FewSums {
     PQ_UNROLL
     for (int n = 0; n < N; ++n) {
       const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[slot][n]), d);
-      acc[n] = _mm512_fmadd_ps(product, _mm512_set1_ps(a.scale[size_t(n) * a.blocks + size_t(group)]), acc[n]);
+      acc[n] = _mm512_fmadd_ps(product, _mm512_set1_ps(a[n].scale[group]), acc[n]);
     }
     if constexpr (offset) {
       const __m512 m = _mm512_load_ps(p.m[group]);
       PQ_UNROLL
-      for (int n = 0; n < N; ++n)
-        acc[n] = _mm512_fmadd_ps(m, _mm512_set1_ps(a.sums[size_t(n) * a.subs + size_t(group)]), acc[n]);
+      for (int n = 0; n < N; ++n) acc[n] = _mm512_fmadd_ps(m, _mm512_set1_ps(a[n].sums[group]), acc[n]);
     }
   }
 };
@@ -156,7 +147,7 @@ concept Fused = T::sub == 32 && !T::wide && requires(SixteenLines b, FewSums<fal
 
 // out [N tokens][16 rows] += a unit of sixteen lines times the tokens.
 template <class T, bool offset, int N>
-[[gnu::noinline]] void fused_times(const SixteenLines& lines, const RowPanel& scales, const FewTokens& a, float* out) {
+[[gnu::noinline]] void fused_times(const SixteenLines& lines, const RowPanel& scales, const TokenUnit* a, float* out) {
   FewSums<offset, N> sums(scales, a, out);
   T::sixteen(lines, sums);
   PQ_UNROLL
@@ -196,12 +187,12 @@ PQ_INLINE void put_all_scales(RowPanel& p, bool offset, const F& scales) {
     }
 }
 
-// -centre * sums of `span` codes: out [tokens][padded / span].
+// -centre * the sums of `span` codes of a unit
 template <int span>
-PQ_INLINE void put_starts(const Activations& a, int centre, int32_t* out) {
+PQ_INLINE void put_starts(const int8_t* q, int centre, int32_t* out) {
   static_assert(span == 16 || span == 32 || span == 128);
   const __m256i ones = _mm256_set1_epi8(1), minus = _mm256_set1_epi32(-centre);
-  for (const int8_t *q = a.q, *end = q + a.tokens * a.padded; q != end; q += 128) {
+  for (int h = 0; h < 2; ++h, q += 128, out += 128 / span) {
     const auto fours = [&](int i) { return _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, bytes32(q + 32 * i)); };
     // Of 16 columns each, by group: the first halves in the lower half, the second in the upper.
     const __m256i sums = _mm256_mullo_epi32(
@@ -217,20 +208,31 @@ PQ_INLINE void put_starts(const Activations& a, int centre, int32_t* out) {
       const __m128i two = _mm_hadd_epi32(_mm_add_epi32(low, high), _mm_setzero_si128());
       *out = _mm_cvtsi128_si32(_mm_hadd_epi32(two, two));
     }
-    out += 128 / span;
   }
+}
+
+// out [units][tokens]
+template <int sub, int span>
+PQ_INLINE void put_units(const Activations& a, int centre, TokenUnit* out) {
+  const size_t units = a.padded / kUnit;
+  for (size_t u = 0; u < units; ++u)
+    for (size_t t = 0; t < a.tokens; ++t, ++out) {
+      const size_t at = t * units + u;
+      std::memcpy(out->q, a.q + at * kUnit, kUnit);
+      std::memcpy(out->scale, a.scale + at * 8, sizeof out->scale);
+      std::memcpy(out->sums, (sub == 16 ? a.sum16 : a.sum32) + at * (256 / sub), 256 / sub * sizeof(float));
+      put_starts<span>(out->q, centre, out->start);
+    }
 }
 
 template <class T, bool wide>
 void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
   constexpr int span = wide ? 128 : T::sub;
-  constexpr size_t bytes = kUnitBytes<T>, unit_subs = 256 / T::sub, unit_starts = 256 / span;
+  constexpr size_t bytes = kUnitBytes<T>;
   const PanelForm form = form_of<T>(w, kRaise<T>);
-  const size_t units = a.padded / kUnit, starts = units * unit_starts, line = w.line_bytes;
-  auto* const start = reinterpret_cast<int32_t*>(scratch(a.tokens * starts * sizeof(int32_t)));
-  put_starts<span>(a, form.centre, start);
-  const FewTokens all{a.q,   a.scale, T::sub == 16 ? a.sum16 : a.sum32, start, a.padded, units * 8, units * unit_subs,
-                      starts};
+  const size_t units = a.padded / kUnit, line = w.line_bytes;
+  auto* const inputs = reinterpret_cast<TokenUnit*>(scratch(a.tokens * units * sizeof(TokenUnit)));
+  put_units<T::sub, span>(a, form.centre, inputs);
   const size_t each = table_floats<T>(w.cols);
   float* const tables = Tabled<T> ? table_scratch(16 * each) : nullptr;
   for (size_t v = first; v < last; v += 16) {
@@ -258,7 +260,7 @@ void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Ac
         else
           put_all_scales<T::sub>(panel, form.offset, [&](size_t r, int e) -> Scales {
             if constexpr (Tabled<T>) {
-              const float* d = tables + r * each + u * unit_subs + size_t(8 * e);
+              const float* d = tables + r * each + u * size_t(256 / T::sub) + size_t(8 * e);
               return {load<F8>(reinterpret_cast<const uint8_t*>(d)),
                       load<F8>(reinterpret_cast<const uint8_t*>(d + each / kTableRows))};
             } else if constexpr (T::sub == 16) {
@@ -272,7 +274,7 @@ void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Ac
       if constexpr (Fused<T>)
         if (a.tokens <= kMostAtOnce) {
           put_scales_of_lines();
-          const FewTokens some = all.at(0, u, unit_subs, unit_starts);
+          const TokenUnit* const some = inputs + u * a.tokens;
           with_count(a.tokens, [&]<int N>() {
             if (no_offset || !form.offset)
               fused_times<T, false, N>(lines, panel, some, out[0]);
@@ -285,7 +287,7 @@ void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Ac
       put_scales_of_lines();
       for (size_t t = 0; t < a.tokens; t += kMostAtOnce) {
         const size_t count = a.tokens - t < kMostAtOnce ? a.tokens - t : kMostAtOnce;
-        const FewTokens some = all.at(t, u, unit_subs, unit_starts);
+        const TokenUnit* const some = inputs + u * a.tokens + t;
         with_count(count, [&]<int N>() {
           if constexpr (wide)
             few_wide<N>(panel, some, out[t]);

@@ -60,7 +60,7 @@ struct TrellisSet {
   void (*finish)(const float* x, float sv, const float* su, float* out, size_t count);  // out = x * sv * su
 };
 
-constexpr size_t kLine = 136;  // with a power of two, the rows of a column would map to one cache line
+constexpr size_t kLine = 144;  // with a power of two, the rows of a column would map to one cache line
 
 struct TrellisMatrix {
   const uint8_t* tiles;
@@ -88,6 +88,7 @@ const TrellisSet& trellis_plain();
 const TrellisSet& trellis_avx2();
 const TrellisSet& trellis_avx_vnni();
 const TrellisSet& trellis_vnni();
+const TrellisSet* trellis_fp16();  // null: compiled without it
 #elif defined(__aarch64__) && defined(__GNUC__)
 const TrellisSet& trellis_neon();
 const TrellisSet& trellis_neon_dotprod();

@@ -44,6 +44,12 @@ def test_codebooks_are_close_to_normal(name: str) -> None:
         assert np.array_equal(book, book.astype(np.float16))
 
 
+@pytest.mark.parametrize("name", ["mcg", "3inst"])
+def test_levels_of_hashed_halves_are_exact(name: str) -> None:
+    levels, step, zero = ops.integer_levels(name, 16)
+    np.testing.assert_array_equal(levels * np.float64(step) + zero, ops.codebook(name, 16))
+
+
 CASES = [
     (1, 6),
     (2, 8),

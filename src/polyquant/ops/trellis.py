@@ -86,6 +86,7 @@ def states(codes: U8, bits: int, window_bits: int) -> _U16:
 
 
 MUL1_STEP, MUL1_MIDDLE = 0.00676727294921875, 10.3828125  # 0x1eee and 0xc931 in half precision
+HALVES_STEP = 2.0**-13  # mcg, 3inst: the last bit of the smallest of their numbers
 
 
 def _byte_sums(state: NDArray[np.uint32]) -> NDArray[np.uint64]:
@@ -151,19 +152,19 @@ def integer_levels(name: str, window_bits: int) -> tuple[NDArray[np.int16], floa
     """Return (levels int16 [2 ** window_bits], step, zero) for kernels: values of a codebook are about level * step +
     zero.
 
-    mul1: sums of four bytes, grid: its index: exact except for half-precision rounding. Others: 16-bit fractions of the
-    largest.
+    mul1: sums of four bytes, grid: its index: exact except for half-precision rounding. mcg and 3inst: multiples of
+    2^-13, exact.
     """
     state = np.arange(1 << window_bits, dtype=np.uint32)
     if name == "grid":
         return state.astype(np.int16), float(GRID_STEP), float(-GRID_STEP * ((1 << window_bits) - 1) / 2)
     if name == "mul1":
         return _byte_sums(state).astype(np.int16), MUL1_STEP, 1024 * MUL1_STEP - MUL1_MIDDLE
-    return fractions(codebook(name, window_bits))
+    return np.rint(codebook(name, window_bits) * np.float32(1 / HALVES_STEP)).astype(np.int16), HALVES_STEP, 0.0
 
 
 def fractions(table: F32) -> tuple[NDArray[np.int16], float, float]:
-    """Compute `integer_levels` of any table."""
+    """Compute `integer_levels` of any table, as 16-bit fractions of the largest value."""
     levels, factor = _levels(table)
     return levels, float(1 / factor), 0.0
 

@@ -15,6 +15,7 @@ avx2="-mavx2 -mfma -mf16c" avx512="-mavx512f -mavx512bw -mavx512vl"
 sets() {  # the flags of a file: those of CMakeLists.txt
   case $1 in
     trellis_vnni) echo "$avx2 $avx512 -mavx512vnni -mavx512vbmi" ;;
+    trellis_fp16) echo "$avx2 $avx512 -mavx512vnni -mavx512vbmi -mavx512fp16" ;;
     *_avx2) echo "$avx2" ;;
     *_avx_vnni) echo "$avx2 -DPQ_AVX_VNNI" ;;
     *_avx512) echo "$avx2 $avx512" ;;

@@ -26,6 +26,8 @@ FROM_ONE = {"qwen3_5_moe", "qwen3_next"}
 """Their norms are stored as the distance from one, which no scale divides."""
 UNGATED = {"nemotron_h"}
 """The square between the matrices of its experts does not commute with a scale."""
+QUICK = ("qwen3_moe",)
+"""In `make check-slow` the others go through the same code."""
 
 
 def calibrated(folder, ids, codec="w8a8", **options):
@@ -51,7 +53,13 @@ def test_a_model_without_smoothable_norms_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "method"), [(n, m) for n in MIXTURES for m in ("m1", "m4") if n not in FROM_ONE or m == "m4"]
+    ("name", "method"),
+    [
+        pytest.param(n, m, marks=[pytest.mark.slow] if m == "m1" and n not in QUICK else [])
+        for n in MIXTURES
+        for m in ("m1", "m4")
+        if n not in FROM_ONE or m == "m4"
+    ],
 )
 def test_smoothing_keeps_the_outputs_of_a_mixture(name, method, tmp_path):
     """Its router too: its weights grow by powers of two, which bfloat16 does not round."""
@@ -110,7 +118,9 @@ CASES = [("w8a8", "m1", 0.6), ("w8a8", "m4", 0.1), ("w8a8.dynamic", "m1", 0.9), 
 
 
 @pytest.mark.parametrize(("codec", "method", "most"), CASES)
-@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "qwen2_moe", "olmoe"])
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in ("mixtral", "qwen2_moe", "olmoe"))]
+)
 def test_smoothing_lowers_the_output_error_with_outlier_channels(name, codec, method, most, tmp_path):
     folder = with_outliers(Golden(name).folder, tmp_path / "model")
     ids = texts(tmp_path / "ids.json", vocab(folder), 32)

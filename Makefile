@@ -96,7 +96,7 @@ fuzz-native:
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror native/*.cpp native/*.hpp
+	$(BIN)/clang-format --dry-run -Werror native/*.cpp native/*.hpp native/*/*.cpp native/*/*.hpp
 	$(BIN)/mypy && $(BIN)/mypy --strict examples/public_api.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_house.py

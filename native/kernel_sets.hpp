@@ -4,10 +4,10 @@
 #include <span>
 #include <string_view>
 
-#include "affine_matrix.hpp"
-#include "packed.hpp"
-#include "trellis.hpp"
-#include "trellis_matrix.hpp"
+#include "affine/matrix.hpp"
+#include "packed/packed.hpp"
+#include "trellis/trellis.hpp"
+#include "trellis/matrix.hpp"
 
 namespace polyquant {
 

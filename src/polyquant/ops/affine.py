@@ -1,5 +1,5 @@
 """Affine-quantized integers, w = (q - z) * s: min-max grids, quantization and dequantization. Native counterparts:
-native/affine.cpp.
+native/codecs/affine.cpp.
 
 symmetric     s = max|w| / 127               z = 0                             q = clamp(round(w / s), -127, 127)
 asymmetric    s = (max - min) / 255          z = round(-min / s) - 128         q = clamp(round(w / s + z), -128, 127)

@@ -1,4 +1,4 @@
-"""CRC-32 of the bytes that are written, as in zlib. Native counterpart: native/checksum.cpp."""
+"""CRC-32 of the bytes that are written, as in zlib. Native counterpart: native/base/checksum.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packings of b-bit codes. Native counterparts: native/code_streams.cpp.
+"""Packings of b-bit codes. Native counterparts: native/codecs/code_streams.cpp.
 
     stream       code i of a row is bits [b i, b i + b) of its bytes, lowest bits first; b from 1 to 8
     columns      the stream of each row of codes is a column of 32-bit words: codes [N, K], words [K b / 32, N] (GPTQ)

@@ -2,7 +2,7 @@
 the BLAS, or the engine.
 
 Each has a defined order of IEEE operations: numpy references, and native counterparts of the slow ones
-(native/exact.hpp).
+(native/exact/exact.hpp).
 
     product    sum over k in ascending order, in float64, rounded to float32 once. A product of two float32 is exact in
                float64, so a fused addition gives the same

@@ -1,4 +1,4 @@
-"""Products of weights whose scales are in separate tables: references and handles of native/grouped_codes.hpp.
+"""Products of weights whose scales are in separate tables: references and handles of native/grouped/codes.hpp.
 
 A row is `pitch` bytes of codes; the tables have a number per row (or per `tall` rows) and group of columns.
 

@@ -1,4 +1,4 @@
-"""Tables of scales in 16-bit floats. Native counterpart: native/number_tables.cpp."""
+"""Tables of scales in 16-bit floats. Native counterpart: native/codecs/number_tables.cpp."""
 
 from __future__ import annotations
 

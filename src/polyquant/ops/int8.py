@@ -1,4 +1,4 @@
-"""Integer matrix products of msModelSlim's linear layers: the numpy reference of native/affine_matrix.cpp.
+"""Integer matrix products of msModelSlim's linear layers: the numpy reference of native/affine/matrix.cpp.
 
     token     q = clamp(round(x / s), -128, 127), s = max|x| / 127 per token   y = (q W^T - offset * sum q) * s * scale
     fixed     q = clamp(round(x / input_scale + input_offset), -128, 127)        y = (q W^T + quant_bias) * deq_scale

@@ -22,7 +22,7 @@ __all__ = ["ErrorSums", "compares_stored", "error_sums", "stored_errors", "store
 
 F64: TypeAlias = NDArray[np.float64]
 _LANES, _STRETCH = 16, 512
-"""As in native/metrics.cpp."""
+"""As in native/codecs/metrics.cpp."""
 _AT_ONCE = 1 << 18
 
 

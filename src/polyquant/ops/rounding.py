@@ -1,6 +1,6 @@
 """Float arithmetic shared by codecs, in the exact order and rounding of ggml's C code.
 
-Native counterpart: native/round.hpp.
+Native counterpart: native/base/round.hpp.
 """
 
 from __future__ import annotations

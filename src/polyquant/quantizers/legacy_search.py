@@ -1,7 +1,7 @@
 """ggml's search for Q4_0, Q4_1, Q5_0 and Q5_1 with an importance vector, bit-exact with its C code.
 
 Blocks of 32 weights; errors are weighted by importance * sqrt(mean square of the row + w^2). Native version:
-native/weighted_search.hpp. Byte layout: codecs/ggml_legacy.py. Source: ggml-quants.c of llama.cpp 0c1e570.
+native/codecs/weighted_search.hpp. Byte layout: codecs/ggml_legacy.py. Source: ggml-quants.c of llama.cpp 0c1e570.
 """
 
 from __future__ import annotations

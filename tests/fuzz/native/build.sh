@@ -24,12 +24,13 @@ sets() {  # the flags of a file: those of CMakeLists.txt
   esac
 }
 objects=()
-for file in "$root"/native/*.cpp "$root"/tests/fuzz/native/*.cpp; do
-  [[ $file == */native/bindings* ]] && continue
-  name=$(basename "$file" .cpp)
+for file in "$root"/native/*.cpp "$root"/native/*/*.cpp "$root"/tests/fuzz/native/*.cpp; do
+  [[ $file == */native/bindings/* ]] && continue
+  name=${file#"$root"/native/}
+  name=${name%.cpp} name=${name//\//_}
   # Comparisons inside kernels are of loop counters: tracing them takes four fifths of the time and finds no input.
   coverage=-fno-sanitize-coverage=trace-cmp
-  [[ $file == */fuzz/native/* ]] && name="fuzz_$name" coverage=
+  [[ $file == */fuzz/native/* ]] && name=fuzz_$(basename "$file" .cpp) coverage=
   object="$out/$name.o"
   objects+=("$object")
   while (($(jobs -rp | wc -l) >= 2)); do wait -n; done

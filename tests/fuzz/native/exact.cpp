@@ -1,5 +1,5 @@
 // libFuzzer target of the exact operations: no access out of bounds, and equal bits from every instruction set.
-#include "exact.hpp"
+#include "exact/exact.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -7,16 +7,16 @@
 #include <utility>
 #include <vector>
 
-#include "affine.hpp"
-#include "blocks.hpp"
-#include "gguf.hpp"
-#include "grouped_search.hpp"
+#include "codecs/affine.hpp"
+#include "codecs/blocks.hpp"
+#include "codecs/gguf.hpp"
+#include "codecs/grouped_search.hpp"
 #include "input.hpp"
 #include "kernel_sets.hpp"
-#include "metrics.hpp"
-#include "packed.hpp"
-#include "ternary.hpp"
-#include "trellis.hpp"
+#include "codecs/metrics.hpp"
+#include "packed/packed.hpp"
+#include "codecs/ternary.hpp"
+#include "trellis/trellis.hpp"
 
 namespace polyquant::fuzz {
 

@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <string_view>
 
-#include "decoder.hpp"
-#include "decoder_set.hpp"
-#include "experts.hpp"
+#include "decoder/decoder.hpp"
+#include "decoder/set.hpp"
+#include "decoder/experts.hpp"
 #include "input.hpp"
 #include "kernel_sets.hpp"
-#include "packed.hpp"
-#include "packed_experts.hpp"
+#include "packed/packed.hpp"
+#include "packed/experts.hpp"
 
 namespace polyquant::fuzz {
 namespace {

@@ -4,12 +4,12 @@
 #include <memory>
 #include <string_view>
 
-#include "affine_matrix.hpp"
-#include "grouped_repack.hpp"
+#include "affine/matrix.hpp"
+#include "codecs/grouped_repack.hpp"
 #include "input.hpp"
 #include "kernel_sets.hpp"
-#include "packed.hpp"
-#include "trellis_matrix.hpp"
+#include "packed/packed.hpp"
+#include "trellis/matrix.hpp"
 
 namespace polyquant::fuzz {
 

@@ -1,7 +1,0 @@
-#include "decoder_kernels.hpp"
-
-namespace polyquant {
-
-const DecoderSet& decoder_plain() { return kSet; }
-
-}  // namespace polyquant

@@ -1,0 +1,7 @@
+#include "exact/kernels.hpp"
+
+namespace polyquant {
+
+const ExactSet& exact_plain() { return kSet; }
+
+}  // namespace polyquant

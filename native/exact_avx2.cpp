@@ -1,9 +1,0 @@
-#if defined(__x86_64__) && defined(__GNUC__)  // compiled with this instruction set: see CMakeLists.txt
-#include "exact_kernels.hpp"
-
-namespace polyquant {
-
-const ExactSet& exact_avx2() { return kSet; }
-
-}  // namespace polyquant
-#endif

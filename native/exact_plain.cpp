@@ -1,7 +1,0 @@
-#include "exact_kernels.hpp"
-
-namespace polyquant {
-
-const ExactSet& exact_plain() { return kSet; }
-
-}  // namespace polyquant

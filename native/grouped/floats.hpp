@@ -1,0 +1,238 @@
+// Rows of 8-bit floats with scales in tables, times float inputs. Included once per instruction set, after
+// packed/kernels.hpp.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "packed/kernels.hpp"
+
+namespace polyquant {
+namespace {
+
+// One number. E4M3 has no infinity; both formats are rounded half floats, E4M3 with another bias.
+template <bool e5m2>
+PQ_INLINE float small_float(uint8_t x) {
+  if (e5m2) return half_to_float(uint16_t(x << 8));
+  const uint16_t magnitude = x & 0x7f;
+  return half_to_float(uint16_t((x & 0x80) << 8 | (magnitude == 0x7f ? 0x7e00 : magnitude << 7))) * 256.0f;
+}
+
+#if defined(__AVX2__)
+
+constexpr size_t kStep = 32;  // columns at a time
+
+// The upper half of a float has the exponent and the fraction of a small float where a shift by 4 or 3 moves them, with
+// another bias. So 32 numbers are four vectors of floats, divided by 2^120 or 2^112: of columns 0, 4, 8 ..., of 1, 5, 9
+// ..., and so on. Infinities of E5M2, and all NaN, become finite.
+template <bool e5m2>
+struct SmallFloats {
+  static constexpr int shift = e5m2 ? 3 : 4, bias = e5m2 ? 112 : 120;
+  static constexpr uint8_t special = e5m2 ? 0xf8 : 0xfe;  // doubled
+  __m256 four[4];
+
+  PQ_INLINE SmallFloats(__m256i x) {
+    const __m256i mask = _mm256_set1_epi32(int(e5m2 ? 0x8fe00000u : 0x87f00000u));
+    const auto upper = [=](__m256i v) { return _mm256_castsi256_ps(_mm256_and_si256(v, mask)); };
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), shift), odd = _mm256_srai_epi16(x, shift);
+    four[0] = upper(_mm256_slli_epi32(even, 16)), four[1] = upper(_mm256_slli_epi32(odd, 16));
+    four[2] = upper(even), four[3] = upper(odd);
+  }
+};
+
+// Inputs [T, K] in the order of these vectors, times a power of two that keeps products far from the least floats.
+struct Arranged {
+  float* x;     // [T, K rounded down to 32]; null for inputs so large that products might overflow
+  float after;  // factor of the sums
+};
+
+PQ_INLINE float largest_of(const float* x, size_t n) {
+  uint32_t top = 0;  // of the bits without signs, which order like the numbers
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
+    top = bits > top ? bits : top;
+  }
+  return std::bit_cast<float>(top);
+}
+
+// Columns 0, 4, 8 ... of 32, then 1, 5, 9 ..., and so on, times a factor.
+PQ_INLINE void every_fourth(const float* x, __m256 factor, float* out) {
+  const auto two = [=](int i) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x + 4 * i)), _mm_loadu_ps(x + 4 * i + 16), 1);
+  };
+  const __m256 a = _mm256_unpacklo_ps(two(0), two(1)), b = _mm256_unpackhi_ps(two(0), two(1)),
+               c = _mm256_unpacklo_ps(two(2), two(3)), d = _mm256_unpackhi_ps(two(2), two(3));
+  _mm256_storeu_ps(out, _mm256_mul_ps(_mm256_shuffle_ps(a, c, 0x44), factor));
+  _mm256_storeu_ps(out + 8, _mm256_mul_ps(_mm256_shuffle_ps(a, c, 0xee), factor));
+  _mm256_storeu_ps(out + 16, _mm256_mul_ps(_mm256_shuffle_ps(b, d, 0x44), factor));
+  _mm256_storeu_ps(out + 24, _mm256_mul_ps(_mm256_shuffle_ps(b, d, 0xee), factor));
+}
+
+template <bool e5m2>
+Arranged arranged(const float* x, size_t tokens, size_t cols) {
+  const size_t whole = cols / kStep * kStep;
+  const float top = largest_of(x, tokens * cols);
+  if (!(top <= 0x1p20f)) return {nullptr, 0};
+  int exponent = 0;
+  std::frexp(top, &exponent);
+  const int raise = exponent < -20 ? 80 : 60 - exponent;
+  const __m256 factor = _mm256_set1_ps(std::ldexp(1.0f, raise));
+  Arranged out{reinterpret_cast<float*>(scratch((tokens * whole + 1) * sizeof(float))),
+               std::ldexp(1.0f, SmallFloats<e5m2>::bias - raise)};
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t k = 0; k < whole; k += kStep) every_fourth(x + t * cols + k, factor, out.x + t * whole + k);
+  return out;
+}
+
+// One row times one token, number by number.
+template <bool e5m2>
+float slow_row(const PackedMatrix& w, const uint8_t* line, const float* scale, const float* x) {
+  float sum = 0;
+  for (size_t g = 0, k = 0; g < w.tables.groups; ++g)
+    for (const size_t end = w.cols - k < w.tables.group ? w.cols : k + w.tables.group; k < end; ++k)
+      sum += small_float<e5m2>(line[k]) * scale[g] * x[k];
+  return sum;
+}
+
+template <bool e5m2>
+void slow_rows(const PackedMatrix& w, size_t first, size_t last, const float* x, size_t tokens, float* y,
+               size_t stride) {
+  const size_t groups = w.tables.groups;
+  float* const scale = table_scratch(2 * (groups + 8));
+  for (size_t v = first; v < last; ++v) {
+    group_scales(w, v, false, scale, scale + groups + 8);
+    for (size_t t = 0; t < tokens; ++t)
+      y[t * stride + v] = w.scale * slow_row<e5m2>(w, w.data + v * w.line_bytes, scale, x + t * w.cols);
+  }
+}
+
+// Rows times N tokens. Sums of a group's products are in C vectors per token, scaled once.
+template <bool e5m2, int N>
+void floats_rows(const PackedMatrix& w, size_t first, size_t last, const float* x, float* y, size_t stride) {
+  constexpr int C = N == 1 ? 4 : N == 2 ? 2 : 1;
+  const Tables& t = w.tables;
+  const size_t whole = w.cols / kStep * kStep;
+  const Arranged in = arranged<e5m2>(x, N, w.cols);
+  if (!in.x) return slow_rows<e5m2>(w, first, last, x, N, y, stride);
+  float *const scale = table_scratch(2 * (t.groups + 8)), *const factor = scale + t.groups + 8;
+  const __m256i least = _mm256_set1_epi8(char(SmallFloats<e5m2>::special));
+  const size_t group = t.groups == 1 ? whole : t.group;
+  for (size_t v = first; v < last; ++v) {
+    const uint8_t* line = w.data + v * w.line_bytes;
+    group_scales(w, v, false, scale, factor);
+    for (size_t g = 0; g < t.groups; ++g) factor[g] = scale[g] * in.after;
+    __m256 total[N];
+    __m256i top = _mm256_setzero_si256();
+    for (int n = 0; n < N; ++n) total[n] = _mm256_setzero_ps();
+    const auto take = [&](size_t k) __attribute__((always_inline)) {
+      const __m256i bytes = bytes32(line + k);
+      top = _mm256_max_epu8(top, _mm256_add_epi8(bytes, bytes));
+      return SmallFloats<e5m2>(bytes);
+    };
+    const auto inputs = [&](int n, size_t k, int j) __attribute__((always_inline)) {
+      return _mm256_loadu_ps(in.x + size_t(n) * whole + k + size_t(8 * j));
+    };
+    if (group == kStep) {
+      for (size_t k = 0, g = 0; k < whole; k += kStep, ++g) {
+        _mm_prefetch(reinterpret_cast<const char*>(line + k + 4096), _MM_HINT_T0);
+        const SmallFloats<e5m2> numbers = take(k);
+        const __m256 scales = _mm256_broadcast_ss(factor + g);
+        PQ_UNROLL
+        for (int n = 0; n < N; ++n) {
+          const __m256 low =
+              _mm256_fmadd_ps(numbers.four[1], inputs(n, k, 1), _mm256_mul_ps(numbers.four[0], inputs(n, k, 0)));
+          const __m256 high =
+              _mm256_fmadd_ps(numbers.four[3], inputs(n, k, 3), _mm256_mul_ps(numbers.four[2], inputs(n, k, 2)));
+          total[n] = _mm256_fmadd_ps(_mm256_add_ps(low, high), scales, total[n]);
+        }
+      }
+    } else {
+      for (size_t k = 0, g = 0; k < whole; ++g) {
+        const size_t end = whole - k < group ? whole : k + group;
+        __m256 sum[N][C];
+        PQ_UNROLL
+        for (int i = 0; i < N * C; ++i) sum[i / C][i % C] = _mm256_setzero_ps();
+        const auto step = [&](size_t at) __attribute__((always_inline)) {
+          const SmallFloats<e5m2> numbers = take(at);
+          PQ_UNROLL
+          for (int i = 0; i < 4 * N; ++i) {
+            const int j = i / N, n = i % N;
+            sum[n][j % C] = _mm256_fmadd_ps(numbers.four[j], inputs(n, at, j), sum[n][j % C]);
+          }
+        };
+        for (; k + 2 * kStep <= end; k += 2 * kStep) {
+          _mm_prefetch(reinterpret_cast<const char*>(line + k + 4096), _MM_HINT_T0);
+          step(k);
+          step(k + kStep);
+        }
+        if (k < end) step(k), k += kStep;
+        const __m256 scales = _mm256_broadcast_ss(factor + g);
+        PQ_UNROLL
+        for (int n = 0; n < N; ++n) {
+          __m256 all = sum[n][0];
+          if constexpr (C == 2) all = _mm256_add_ps(all, sum[n][1]);
+          if constexpr (C == 4) all = _mm256_add_ps(_mm256_add_ps(all, sum[n][1]), _mm256_add_ps(sum[n][2], sum[n][3]));
+          total[n] = _mm256_fmadd_ps(all, scales, total[n]);
+        }
+      }
+    }
+    if (_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(top, least), top))) [[unlikely]] {
+      slow_rows<e5m2>(w, v, v + 1, x, N, y, stride);
+      continue;
+    }
+    for (int n = 0; n < N; ++n) {
+      float rest = 0;
+      for (size_t k = whole; k < w.cols; ++k)
+        rest += small_float<e5m2>(line[k]) * scale[k / t.group] * x[size_t(n) * w.cols + k];
+      y[size_t(n) * stride + v] = w.scale * (sum8(total[n]) + rest);
+    }
+  }
+}
+
+template <bool e5m2>
+void floats_few(const PackedMatrix& w, size_t first, size_t last, const float* x, size_t tokens, float* y,
+                size_t stride) {
+  if (w.tables.groups > 1 && w.tables.group % kStep) return slow_rows<e5m2>(w, first, last, x, tokens, y, stride);
+  switch (tokens) {
+    case 1:
+      return floats_rows<e5m2, 1>(w, first, last, x, y, stride);
+    case 2:
+      return floats_rows<e5m2, 2>(w, first, last, x, y, stride);
+    case 3:
+      return floats_rows<e5m2, 3>(w, first, last, x, y, stride);
+    default:
+      return floats_rows<e5m2, 4>(w, first, last, x, y, stride);
+  }
+}
+
+#endif
+
+// A float of the exponent and the fraction, in place, is the number divided by 2^120 or 2^112.
+template <bool e5m2>
+PQ_INLINE float shifted_float(uint8_t x) {
+  constexpr int fraction = e5m2 ? 2 : 3;
+  constexpr uint32_t infinity = 0x7c;  // of E5M2; above it, and at the end of E4M3, is NaN
+  const uint32_t bits = x, magnitude = bits & 0x7f;
+  const float number = std::bit_cast<float>(magnitude << (23 - fraction)) * (e5m2 ? 0x1p112f : 0x1p120f);
+  const float special =
+      e5m2 && magnitude == infinity ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+  const float all = magnitude < (e5m2 ? infinity : 0x7f) ? number : special;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(all) | (bits & 0x80) << 24);
+}
+
+template <bool e5m2>
+void dequantize_floats(const PackedMatrix& w, size_t v, float* row) {
+  const Tables& t = w.tables;
+  const uint8_t* line = w.data + v * w.line_bytes;
+  float* const scale = table_scratch(2 * (t.groups + 8));
+  group_scales(w, v, false, scale, scale + t.groups + 8);
+  for (size_t g = 0, k = 0; g < t.groups; ++g) {
+    const size_t end = w.cols - k < t.group ? w.cols : k + t.group;
+    const float s = scale[g];
+    for (; k < end; ++k) row[k] = shifted_float<e5m2>(line[k]) * s;
+  }
+}
+
+}  // namespace
+}  // namespace polyquant

@@ -1,9 +1,0 @@
-#if defined(__x86_64__) && defined(__GNUC__)  // compiled with this instruction set: see CMakeLists.txt
-#include "grouped_table.hpp"
-
-namespace polyquant {
-
-std::span<const PackedKernel> grouped_avx_vnni() { return kGrouped; }
-
-}  // namespace polyquant
-#endif

@@ -1,0 +1,7 @@
+#include "packed/table.hpp"
+
+namespace polyquant {
+
+const PackedSet& packed_plain() { return kSet; }
+
+}  // namespace polyquant

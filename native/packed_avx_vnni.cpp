@@ -1,9 +1,0 @@
-#if defined(__x86_64__) && defined(__GNUC__)  // compiled with this instruction set: see CMakeLists.txt
-#include "packed_table.hpp"
-
-namespace polyquant {
-
-const PackedSet& packed_avx_vnni() { return kSet; }
-
-}  // namespace polyquant
-#endif

@@ -1,7 +1,0 @@
-#include "packed_table.hpp"
-
-namespace polyquant {
-
-const PackedSet& packed_plain() { return kSet; }
-
-}  // namespace polyquant

@@ -1,0 +1,193 @@
+// Trellis-coded matrices with AVX2. Compiled with its own flags.
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cmath>
+
+#include "trellis/kernels.hpp"
+
+namespace polyquant {
+namespace {
+
+template <int k, class B>
+void levels(const TrellisMatrix& w, const uint8_t* tile, int16_t* panel) {
+  const B book(w);
+  if (w.order == nullptr) {
+    __m256i before[2];
+    each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT {
+      const __m256i level = book.level(state);
+      if constexpr (v % 4 < 2)
+        before[v % 4] = level;
+      else
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + (v / 4 * 2 + v % 2) * 16),
+                            _mm256_blend_epi16(before[v % 2], _mm256_slli_epi32(level, 16), 0xaa));
+    });
+    return;
+  }
+  alignas(32) int32_t all[kTile];
+  each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(all + 8 * v), book.level(state));
+  });
+  for (size_t j = 0; j < kTile; ++j)
+    panel[(w.order[j] / 32 * 16 + w.order[j] % 16) * 2 + w.order[j] / 16 % 2] = int16_t(all[j]);
+}
+
+template <int k, class B>
+void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, float* out, size_t stride) {
+  const B book(w);
+  if (w.order == nullptr) {
+    const __m256 factors[2] = {_mm256_loadu_ps(scales), _mm256_loadu_ps(scales + 8)};
+    return each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT {
+      _mm256_storeu_ps(out + v / 2 * stride + v % 2 * 8, _mm256_mul_ps(book.number(state), factors[v % 2]));
+    });
+  }
+  alignas(32) float all[kTile];
+  each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT { _mm256_store_ps(all + 8 * v, book.number(state)); });
+  for (size_t j = 0; j < kTile; ++j) out[w.order[j] / 16 * stride + w.order[j] % 16] = all[j] * scales[w.order[j] % 16];
+}
+
+template <int k, class B>
+TrellisKernel kernel(bool row_major) {
+  return {row_major ? one<k, B, Rows> : one<k, B, Fragments>, levels<k, B>, numbers<k, B>, 1};
+}
+
+template <class B>
+TrellisKernel of_bits(unsigned bits, bool row_major) {
+  switch (bits) {
+    case 1:
+      return kernel<1, B>(row_major);
+    case 2:
+      return kernel<2, B>(row_major);
+    case 3:
+      return kernel<3, B>(row_major);
+    case 4:
+      return kernel<4, B>(row_major);
+    case 5:
+      return kernel<5, B>(row_major);
+    case 6:
+      return kernel<6, B>(row_major);
+    case 7:
+      return kernel<7, B>(row_major);
+    default:
+      return kernel<8, B>(row_major);
+  }
+}
+
+TrellisKernel find(unsigned bits, Book book, bool row_major) {
+  switch (book) {
+    case Book::mul1:
+      return of_bits<Mul1>(bits, row_major);
+    case Book::grid:
+      return of_bits<Grid>(bits, row_major);
+    case Book::mcg:
+      return of_bits<Mcg>(bits, row_major);
+    case Book::three_inst:
+      return of_bits<ThreeInst>(bits, row_major);
+    default:
+      return of_bits<Table>(bits, row_major);
+  }
+}
+
+template <int N>
+PQ_INLINE void floats_tokens(const float* w, size_t inputs, const float* x, size_t padded, float* y, size_t stride) {
+  __m256 acc[N][2];
+  for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = _mm256_setzero_ps();
+  for (size_t i = 0; i < inputs; ++i) {
+    const __m256 w0 = _mm256_loadu_ps(w + 16 * i), w1 = _mm256_loadu_ps(w + 16 * i + 8);
+    for (int n = 0; n < N; ++n) {
+      const __m256 a = _mm256_broadcast_ss(x + size_t(n) * padded + i);
+      acc[n][0] = _mm256_fmadd_ps(w0, a, acc[n][0]), acc[n][1] = _mm256_fmadd_ps(w1, a, acc[n][1]);
+    }
+  }
+  for (int n = 0; n < N; ++n)
+    for (int h = 0; h < 2; ++h) add_floats(y + size_t(n) * stride + 8 * h, acc[n][h]);
+}
+
+void times_floats(const float* w, size_t inputs, const float* x, size_t padded, size_t tokens, float* y,
+                  size_t stride) {
+  size_t t = 0;
+  for (; t + 4 <= tokens; t += 4) floats_tokens<4>(w, inputs, x + t * padded, padded, y + t * stride, stride);
+  for (; t < tokens; ++t) floats_tokens<1>(w, inputs, x + t * padded, padded, y + t * stride, stride);
+}
+
+// `levels` stages of butterflies between rows at distances `half`, 2 half, ..., with 8 columns of 2 ** levels rows
+// in registers
+template <int levels, bool last>
+PQ_INLINE void stages(float* x, size_t rows, size_t columns, size_t half, float scale) {
+  constexpr size_t together = size_t(1) << levels;
+  const __m256 factor = _mm256_set1_ps(scale);
+  for (size_t top = 0; top < rows; top += half * together)
+    for (size_t r = top; r < top + half; ++r)
+      for (size_t i = 0; i < columns; i += 8) {
+        __m256 v[together];
+        for (size_t j = 0; j < together; ++j) v[j] = _mm256_load_ps(x + (r + j * half) * kLine + i);
+        for (size_t h = 1; h < together; h *= 2)
+          for (size_t j = 0; j < together; ++j) {
+            if (j & h) continue;
+            const __m256 a = v[j], b = v[j | h];
+            v[j] = _mm256_add_ps(a, b), v[j | h] = _mm256_sub_ps(a, b);
+          }
+        for (size_t j = 0; j < together; ++j)
+          _mm256_store_ps(x + (r + j * half) * kLine + i, last ? _mm256_mul_ps(v[j], factor) : v[j]);
+      }
+}
+
+void rotate_down(float* x, size_t rows, size_t columns, size_t block) {
+  const float scale = float(1 / std::sqrt(double(block)));
+  const auto three = [&](size_t half) { stages<3, false>(x, rows, columns, half, scale); };
+  switch (block) {
+    case 2:
+      return stages<1, true>(x, rows, columns, 1, scale);
+    case 4:
+      return stages<2, true>(x, rows, columns, 1, scale);
+    case 8:
+      return stages<3, true>(x, rows, columns, 1, scale);
+    case 16:
+      return three(1), stages<1, true>(x, rows, columns, 8, scale);
+    case 32:
+      return three(1), stages<2, true>(x, rows, columns, 8, scale);
+    case 64:
+      return three(1), stages<3, true>(x, rows, columns, 8, scale);
+    case 128:
+      return three(1), three(8), stages<1, true>(x, rows, columns, 64, scale);
+  }
+}
+
+void transpose(const float* x, float* out) {
+  for (size_t i = 0; i < 128; i += 8)
+    for (size_t j = 0; j < 128; j += 8) {
+      __m256 a[8], b[8];
+      for (size_t r = 0; r < 8; ++r) a[r] = _mm256_load_ps(x + (i + r) * kLine + j);
+      for (size_t r = 0; r < 8; r += 2)
+        b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]), b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
+      for (size_t r = 0; r < 8; r += 4)
+        for (size_t h = 0; h < 2; ++h) {
+          a[r + 2 * h] = _mm256_shuffle_ps(b[r + h], b[r + h + 2], 0x44);
+          a[r + 2 * h + 1] = _mm256_shuffle_ps(b[r + h], b[r + h + 2], 0xee);
+        }
+      for (size_t r = 0; r < 4; ++r) {
+        _mm256_store_ps(out + (j + r) * kLine + i, _mm256_permute2f128_ps(a[r], a[r + 4], 0x20));
+        _mm256_store_ps(out + (j + r + 4) * kLine + i, _mm256_permute2f128_ps(a[r], a[r + 4], 0x31));
+      }
+    }
+}
+
+// Streaming stores where possible: a decoded weight is larger than the caches.
+void finish(const float* x, float sv, const float* su, float* out, size_t count) {
+  const __m256 factor = _mm256_set1_ps(sv);
+  size_t i = 0;
+  if (reinterpret_cast<uintptr_t>(out) % 32 == 0)
+    for (; i + 8 <= count; i += 8)
+      _mm256_stream_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
+  for (; i + 8 <= count; i += 8)
+    _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
+  for (; i < count; ++i) out[i] = x[i] * sv * su[i];
+}
+
+}  // namespace
+
+const TrellisSet& trellis_avx2() {
+  static constexpr TrellisSet set{find, times, times_floats, rotate_down, transpose, finish};
+  return set;
+}
+
+}  // namespace polyquant
+#endif

@@ -1,0 +1,210 @@
+// Products of Trellis-coded matrices with AVX-512 VNNI and VBMI: sixteen values of the stream at a time. Included by
+// trellis/vnni.cpp and trellis/fp16.cpp, compiled with the flags of each.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+#include <utility>
+
+#include "trellis/matrix.hpp"
+#include "trellis/stream.hpp"
+#include "base/unroll.hpp"
+
+namespace polyquant {
+namespace {
+
+// Lane j: 16 bits from bit k * (16 v + j) on. Each eight bytes hold the windows of 16 / parts lanes.
+template <int k, int v>
+PQ_INLINE __m512i windows(const uint8_t* tile) {
+  constexpr int parts = k <= 3 ? 1 : k <= 6 ? 2 : 4, lanes = 16 / parts;
+  constexpr auto base = [](int part) { return k * lanes * part / 8; };
+  alignas(64) static constexpr auto kShifts = [] {
+    struct {
+      uint8_t at[64];
+    } t{};
+    for (int j = 0; j < 16; ++j)
+      for (int byte = 0; byte < 2; ++byte)
+        t.at[4 * j + byte] = uint8_t(k * j - 8 * (k * lanes * (j / lanes) / 8) + 8 * byte);
+    return t;
+  }();
+  __m512i b = _mm512_set1_epi64((long long)(bytes8<k, 2 * k * v>(tile)));
+  if constexpr (parts == 2) b = _mm512_mask_set1_epi64(b, 0xf0, (long long)(bytes8<k, 2 * k * v + base(1)>(tile)));
+  if constexpr (parts == 4) {
+    b = _mm512_mask_set1_epi64(b, 0x0c, (long long)(bytes8<k, 2 * k * v + base(1)>(tile)));
+    b = _mm512_mask_set1_epi64(b, 0x30, (long long)(bytes8<k, 2 * k * v + base(2)>(tile)));
+    b = _mm512_mask_set1_epi64(b, 0xc0, (long long)(bytes8<k, 2 * k * v + base(3)>(tile)));
+  }
+  return _mm512_maskz_multishift_epi64_epi8(0x3333333333333333ull, _mm512_load_si512(kShifts.at), b);
+}
+
+// f(v, states) for the 16 vectors of a tile; mask: a no-op for windows of 16 bits.
+template <int k, bool all, class F, size_t... v>
+PQ_INLINE void each(const uint8_t* tile, __m512i mask, const F& f, std::index_sequence<v...>) {
+  (f(std::integral_constant<int, int(v)>{},
+     all ? windows<k, int(v)>(tile) : _mm512_and_si512(windows<k, int(v)>(tile), mask)),
+   ...);
+}
+
+PQ_INLINE void add_floats(float* y, __m256 x) { _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), x)); }
+
+PQ_INLINE float sum4(__m128 x) {
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
+PQ_INLINE __m256i upper(__m512i x) { return _mm512_extracti64x4_epi64(x, 1); }
+
+// The order of vector v's lanes in a tile. Rows: 16 outputs of one input. Tensor-core fragments: 8 inputs of 2 outputs.
+// sums: accumulators of one of N tokens; a product waits four cycles for the last one.
+template <int N>
+struct Rows {
+  static constexpr int sums = N < 4 ? 4 : 2;
+  static constexpr int sum(int v) { return v % sums; }
+  static constexpr size_t stride = 16;
+  static PQ_INLINE __m512i input(const int32_t* inputs, int v) { return _mm512_set1_epi32(inputs[v]); }
+  static PQ_INLINE void finish(const __m512i* acc, __m256 out[2]) {
+    __m512i sum = acc[0];
+    for (int i = 1; i < sums; ++i) sum = _mm512_add_epi32(sum, acc[i]);
+    out[0] = _mm256_cvtepi32_ps(_mm512_castsi512_si256(sum)), out[1] = _mm256_cvtepi32_ps(upper(sum));
+  }
+};
+
+struct Fragments {
+  static constexpr int sums = 8;
+  static constexpr int sum(int v) { return 7 - v / 2; }
+  static constexpr size_t stride = 32;
+  static PQ_INLINE __m512i input(const int32_t* inputs, int v) { return _mm512_loadu_si512(inputs + v % 2 * 16); }
+  static PQ_INLINE void finish(const __m512i* acc, __m256 out[2]) {
+    alignas(32) float y[16];
+    for (int c = 0; c < 8; ++c) {
+      const __m256 x = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm512_castsi512_si256(acc[c]), upper(acc[c])));
+      y[c + 8] = sum4(_mm256_castps256_ps128(x)), y[c] = sum4(_mm256_extractf128_ps(x, 1));
+    }
+    out[0] = _mm256_load_ps(y), out[1] = _mm256_load_ps(y + 8);
+  }
+};
+
+// A codebook: what a state becomes, and the accumulated products of that and activations.
+
+// Rounded to half precision.
+PQ_INLINE __m512 as_halves(__m512 x) {
+  return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+// A level is the sum of the four bytes of a product: with an activation four times in its lane, the products add up in
+// one operation.
+struct Mul1 {
+  __m512 step, zero;
+  PQ_INLINE explicit Mul1(const TrellisMatrix& w) : step(_mm512_set1_ps(w.step)), zero(_mm512_set1_ps(w.zero)) {}
+  static PQ_INLINE const int32_t* inputs(const TrellisInput& in) { return in.quads; }
+  PQ_INLINE __m512i spread(__m512i state) const {
+    return _mm512_mullo_epi32(state, _mm512_set1_epi32(int(0x83DCD12D)));
+  }
+  static PQ_INLINE __m512i add(__m512i acc, __m512i bytes, __m512i a) { return _mm512_dpbusd_epi32(acc, bytes, a); }
+  PQ_INLINE __m512 number(__m512i state) const {
+    const __m512i level = add(_mm512_setzero_si512(), spread(state), _mm512_set1_epi8(1));
+    return as_halves(_mm512_fmadd_ps(_mm512_cvtepi32_ps(level), step, zero));
+  }
+};
+
+constexpr int kXorOfAnd = 0x78;  // of _mm512_ternarylogic: a ^ (b & c)
+constexpr short kUnit = 0x7000;  // 8192, levels of 1, in half precision
+
+// Two half-precision numbers hashed from each state, added in half precision. Of each, the sign, the two lowest bits of
+// the exponent and the fraction are those of x & 0x8fff ^ 0x3b60; moved into the place of a float's, whose exponent is
+// 112 more, they are that number.
+template <uint32_t factor, uint32_t offset>
+struct Halves {
+  PQ_INLINE explicit Halves(const TrellisMatrix&) {}
+  static PQ_INLINE const int32_t* inputs(const TrellisInput& in) { return in.lower; }
+  static PQ_INLINE __m512 upper_half(__m512i x) {
+    constexpr int kept = int(0x81ffe000u), changed = 0x38000000 | 0x3b60 << 13;
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(changed), _mm512_srai_epi32(x, 3),
+                                                         _mm512_set1_epi32(kept), kXorOfAnd));
+  }
+  static PQ_INLINE __m512i hash(__m512i state) {
+    const __m512i x = _mm512_mullo_epi32(state, _mm512_set1_epi32(int(factor)));
+    return offset != 0 ? _mm512_add_epi32(x, _mm512_set1_epi32(int(offset))) : x;
+  }
+  PQ_INLINE __m512 number(__m512i state) const {
+    const __m512i x = hash(state);
+    return as_halves(_mm512_add_ps(upper_half(x), upper_half(_mm512_slli_epi32(x, 16))));
+  }
+#if defined(__AVX512FP16__)
+  // In the lower half of a lane; the upper one meets an input of 0.
+  PQ_INLINE __m512i spread(__m512i state) const {
+    const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x3b603b60), hash(state),
+                                                   _mm512_set1_epi32(int(0x8fff8fffu)), kXorOfAnd);
+    const __m512h sum = _mm512_add_ph(_mm512_castsi512_ph(both), _mm512_castsi512_ph(_mm512_srli_epi32(both, 16)));
+    return _mm512_cvtph_epi16(_mm512_mul_ph(sum, _mm512_castsi512_ph(_mm512_set1_epi16(kUnit))));
+  }
+#else
+  PQ_INLINE __m512i spread(__m512i state) const {
+    return _mm512_cvtps_epi32(_mm512_mul_ps(number(state), _mm512_set1_ps(8192.0f)));
+  }
+#endif
+  static PQ_INLINE __m512i add(__m512i acc, __m512i level, __m512i a) { return _mm512_dpwssd_epi32(acc, level, a); }
+};
+using Mcg = Halves<0xCBAC1FED, 0>;
+using ThreeInst = Halves<89226354, 64248484>;
+
+template <int k, int N, class B, class Order, bool all>
+PQ_INLINE void times_block(const TrellisMatrix& w, const uint8_t* tile, size_t count, const int32_t* inputs,
+                           __m256 (&sums)[N][2]) {
+  const B book(w);
+  const __m512i mask = _mm512_set1_epi32((1 << w.window) - 1);
+  const size_t row_bytes = w.tile_columns() * 32 * k;
+  __m512i acc[N][Order::sums];
+  for (auto& of_token : acc)
+    for (__m512i& a : of_token) a = _mm512_setzero_si512();
+  for (size_t r = 0; r < count; ++r, tile += row_bytes, inputs += N * Order::stride) {
+    for (int i = 0; i < 32 * k; i += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(tile + 8 * row_bytes + i), _MM_HINT_T0);
+    each<k, all>(
+        tile, mask,
+        [&](auto v, __m512i state) PQ_FLAT {
+          const __m512i x = book.spread(state);
+          for (int n = 0; n < N; ++n) {
+            __m512i& sum = acc[n][Order::sum(v)];
+            sum = B::add(sum, x, Order::input(inputs + 16 * n, v));
+          }
+        },
+        std::make_index_sequence<16>{});
+  }
+  for (int n = 0; n < N; ++n) Order::finish(acc[n], sums[n]);
+}
+
+template <int k, int N, class B, class Order>
+void tokens_times(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y, size_t stride) {
+  const size_t rows = w.tile_rows(), blocks = in.padded / 128;
+  for (size_t block = 0; block * 8 < rows; ++block) {
+    const size_t count = rows - block * 8 < 8 ? rows - block * 8 : 8;
+    const float* scales = w.scales_of(block * 128);
+    const int32_t* inputs = B::inputs(in) + block * 8 * Order::stride * N;
+    for (size_t c = first; c < last; ++c) {
+      const uint8_t* tile = w.tile(block * 8, c);
+      __m256 sums[N][2];
+      if (w.window == 16)
+        times_block<k, N, B, Order, true>(w, tile, count, inputs, sums);
+      else
+        times_block<k, N, B, Order, false>(w, tile, count, inputs, sums);
+      for (size_t n = 0; n < in.tokens; ++n) {
+        const size_t at = n * blocks + block;
+        const __m256 step = _mm256_set1_ps(in.scale[at] * w.step), zero = _mm256_set1_ps(in.sum[at] * w.zero);
+        for (int h = 0; h < 2; ++h)
+          add_floats(y + n * stride + 16 * (c - first) + 8 * h,
+                     _mm256_mul_ps(_mm256_fmadd_ps(sums[n][h], step, zero), _mm256_loadu_ps(scales + 16 * c + 8 * h)));
+      }
+    }
+  }
+}
+
+// Without the codebook mul1, and for fragments, decoding takes so long, or so many registers, that one token is best.
+template <int k, class B, class Order>
+void one(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y, size_t stride) {
+  tokens_times<k, 1, B, Order>(w, first, last, in, y, stride);
+}
+
+}  // namespace
+}  // namespace polyquant

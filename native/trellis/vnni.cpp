@@ -1,0 +1,175 @@
+// Trellis-coded matrices with AVX-512 VNNI and VBMI: sixteen values of the stream at a time. Compiled with its own
+// flags. The sums are those of trellis/avx2.cpp, bit for bit; functions that are not here are taken from there.
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cmath>
+#include <type_traits>
+
+#include "base/sixteen_lines.hpp"
+#include "trellis/kernels_512.hpp"
+
+namespace polyquant {
+namespace {
+
+template <int k>
+void few(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y, size_t stride) {
+  if (in.tokens == 1) return tokens_times<k, 1, Mul1, Rows<1>>(w, first, last, in, y, stride);
+  if (in.tokens == 2) return tokens_times<k, 2, Mul1, Rows<2>>(w, first, last, in, y, stride);
+  tokens_times<k, 4, Mul1, Rows<4>>(w, first, last, in, y, stride);
+}
+
+// Values of a tile in row-major order.
+template <int k, class B>
+void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, float* out, size_t stride) {
+  const B book(w);
+  const __m512 factors = _mm512_loadu_ps(scales);
+  each<k, false>(
+      tile, _mm512_set1_epi32((1 << w.window) - 1),
+      [&](auto v, __m512i state)
+          PQ_FLAT { _mm512_storeu_ps(out + size_t(v) * stride, _mm512_mul_ps(book.number(state), factors)); },
+      std::make_index_sequence<16>{});
+}
+
+template <class B, size_t... k>
+void of_bits(TrellisKernel& kernel, unsigned bits, bool row_major, std::index_sequence<k...>) {
+  constexpr bool sums = std::is_same_v<B, Mul1>;
+  static constexpr decltype(TrellisKernel::few) rows[] = {[] {
+    if constexpr (sums)
+      return few<int(k) + 1>;
+    else
+      return one<int(k) + 1, B, Rows<1>>;
+  }()...};
+  static constexpr decltype(TrellisKernel::few) fragments[] = {one<int(k) + 1, B, Fragments>...};
+  static constexpr decltype(TrellisKernel::numbers) values[] = {numbers<int(k) + 1, B>...};
+  kernel.few = row_major ? rows[bits - 1] : fragments[bits - 1];
+  if (row_major) kernel.numbers = values[bits - 1];
+  if (row_major && sums) kernel.most = 4;
+}
+
+TrellisKernel find(unsigned bits, Book book, bool row_major) {
+  TrellisKernel kernel = trellis_avx2().find(bits, book, row_major);
+  constexpr auto widths = std::make_index_sequence<8>{};
+  if (book == Book::mul1) of_bits<Mul1>(kernel, bits, row_major, widths);
+  if (book == Book::mcg) of_bits<Mcg>(kernel, bits, row_major, widths);
+  if (book == Book::three_inst) of_bits<ThreeInst>(kernel, bits, row_major, widths);
+  return kernel;
+}
+
+// N tokens against a panel of 128 inputs and 16 outputs: a register holds the levels of two inputs.
+template <int N>
+PQ_INLINE void times_tokens(const int16_t* panel, const TrellisInput& in, size_t t, size_t block, float step,
+                            float zero, const float* scales, float* y, size_t stride) {
+  const int16_t* a = in.codes + (block * in.tokens + t) * 128;
+  __m512i acc[N];
+  for (int n = 0; n < N; ++n) acc[n] = _mm512_setzero_si512();
+  for (size_t p = 0; p < 64; ++p) {
+    const __m512i w = _mm512_loadu_si512(panel + 32 * p);
+    for (int n = 0; n < N; ++n) {
+      int32_t pair;
+      std::memcpy(&pair, a + size_t(n) * 128 + 2 * p, 4);
+      acc[n] = _mm512_dpwssd_epi32(acc[n], w, _mm512_set1_epi32(pair));
+    }
+  }
+  for (int n = 0; n < N; ++n) {
+    const size_t at = (t + size_t(n)) * (in.padded / 128) + block;
+    const __m512 factor = _mm512_set1_ps(in.scale[at] * step), offset = _mm512_set1_ps(in.sum[at] * zero);
+    float* to = y + (t + size_t(n)) * stride;
+    const __m512 product =
+        _mm512_mul_ps(_mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[n]), factor, offset), _mm512_loadu_ps(scales));
+    _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), product));
+  }
+}
+
+void times(const int16_t* panel, const TrellisInput& in, size_t block, float step, float zero, const float* scales,
+           float* y, size_t stride) {
+  size_t t = 0;
+  for (; t + 8 <= in.tokens; t += 8) times_tokens<8>(panel, in, t, block, step, zero, scales, y, stride);
+  for (; t + 4 <= in.tokens; t += 4) times_tokens<4>(panel, in, t, block, step, zero, scales, y, stride);
+  for (; t < in.tokens; ++t) times_tokens<1>(panel, in, t, block, step, zero, scales, y, stride);
+}
+
+// `levels` stages of butterflies between rows at distances `half`, 2 half, ..., with 16 columns of 2 ** levels rows in
+// registers
+template <int levels, bool last>
+PQ_INLINE void stages(float* x, size_t rows, size_t columns, size_t half, float scale) {
+  constexpr size_t together = size_t(1) << levels;
+  const __m512 factor = _mm512_set1_ps(scale);
+  for (size_t top = 0; top < rows; top += half * together)
+    for (size_t r = top; r < top + half; ++r)
+      for (size_t i = 0; i < columns; i += 16) {
+        float* const first = x + r * kLine + i;
+        __m512 v[together];
+        PQ_UNROLL
+        for (size_t j = 0; j < together; ++j) v[j] = _mm512_load_ps(first + j * half * kLine);
+        PQ_UNROLL
+        for (size_t h = 1; h < together; h *= 2) PQ_UNROLL
+        for (size_t j = 0; j < together; ++j) {
+          if (j & h) continue;
+          const __m512 a = v[j], b = v[j | h];
+          v[j] = _mm512_add_ps(a, b), v[j | h] = _mm512_sub_ps(a, b);
+        }
+        PQ_UNROLL
+        for (size_t j = 0; j < together; ++j)
+          _mm512_store_ps(first + j * half * kLine, last ? _mm512_mul_ps(v[j], factor) : v[j]);
+      }
+}
+
+void rotate_down(float* x, size_t rows, size_t columns, size_t block) {
+  const float scale = float(1 / std::sqrt(double(block)));
+  const auto four = [&] { stages<4, false>(x, rows, columns, 1, scale); };
+  switch (block) {
+    case 2:
+      return stages<1, true>(x, rows, columns, 1, scale);
+    case 4:
+      return stages<2, true>(x, rows, columns, 1, scale);
+    case 8:
+      return stages<3, true>(x, rows, columns, 1, scale);
+    case 16:
+      return stages<4, true>(x, rows, columns, 1, scale);
+    case 32:
+      return four(), stages<1, true>(x, rows, columns, 16, scale);
+    case 64:
+      return four(), stages<2, true>(x, rows, columns, 16, scale);
+    case 128:
+      return four(), stages<3, true>(x, rows, columns, 16, scale);
+  }
+}
+
+// Four columns of sixteen rows at a time: lane l of register i is row 4 l + i.
+void transpose(const float* x, float* out) {
+  for (size_t i = 0; i < 128; i += 16)
+    for (size_t j = 0; j < 128; j += 4) {
+      const SixteenLines lines{reinterpret_cast<const uint8_t*>(x + i * kLine + j), kLine * sizeof(float)};
+      __m512i quads[4];
+      lines.load(quads);
+      in_quads(quads);
+      PQ_UNROLL
+      for (size_t c = 0; c < 4; ++c) _mm512_store_si512(out + (j + c) * kLine + i, quads[c]);
+    }
+}
+
+// Streaming stores where possible: a decoded weight is larger than the caches.
+void finish(const float* x, float sv, const float* su, float* out, size_t count) {
+  const __m512 factor = _mm512_set1_ps(sv);
+  const auto product = [&](size_t i) PQ_FLAT {
+    return _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor), _mm512_loadu_ps(su + i));
+  };
+  size_t i = 0;
+  if (reinterpret_cast<uintptr_t>(out) % 64 == 0)
+    for (; i + 16 <= count; i += 16) _mm512_stream_ps(out + i, product(i));
+  for (; i + 16 <= count; i += 16) _mm512_storeu_ps(out + i, product(i));
+  for (; i < count; ++i) out[i] = x[i] * sv * su[i];
+}
+
+}  // namespace
+
+const TrellisSet& trellis_vnni() {
+  static const TrellisSet set = [] {
+    TrellisSet s = trellis_avx2();
+    s.find = find, s.times = times, s.rotate_down = rotate_down, s.transpose = transpose, s.finish = finish;
+    return s;
+  }();
+  return set;
+}
+
+}  // namespace polyquant
+#endif

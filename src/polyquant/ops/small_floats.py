@@ -1,4 +1,5 @@
-"""Floats of 4 and 8 bits: values, rounding, sums of errors, orders. Native counterparts: native/codecs/float_streams.cpp.
+"""Floats of 4 and 8 bits: values, rounding, sums of errors, orders. The native counterpart is
+native/codecs/float_streams.cpp.
 
     e2m1   sign, 2 exponent bits, 1 mantissa bit    0 0.5 1 1.5 2 3 4 6
     e4m3   sign, 4, 3                               up to 448; 0x7F and 0xFF are NaN, no infinity

@@ -12,8 +12,9 @@ Blocks that are exact except for the rounding of their super-scales (one-hot, co
 Affine blocks mostly above zero are encoded negated, with both super-scales negative, since a minimum can only reach
 below zero.
 
-Byte layout: codecs/ggml_k.py. native/codecs/ggml_k_quantize.cpp does the same operations in the same order, in float32 without
-fused multiply-add, so bytes are equal. Sums therefore run in index order, and comparisons treat NaN the same way.
+Byte layout: codecs/ggml_k.py. native/codecs/ggml_k_quantize.cpp does the same operations in the same order, in float32
+without fused multiply-add, so bytes are equal. Sums therefore run in index order, and comparisons treat NaN the same
+way.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The forward pass of one token, recorded on its first run and replayed by a single native call.
 
 Python spends a few microseconds between kernels, hundreds of times per token. A decoder that feeds one token performs
-the same operations on the same arrays each time, so they are recorded (native/decoder/tape.hpp): only the token's embedding,
-its angles and its position differ. Layers are unaware of it, except for the promise of Layer.recordable. The tape
-checks that each operation reads the output of an earlier one.
+the same operations on the same arrays each time, so they are recorded (native/decoder/tape.hpp): only the token's
+embedding, its angles and its position differ. Layers are unaware of it, except for the promise of Layer.recordable. The
+tape checks that each operation reads the output of an earlier one.
 """
 
 from __future__ import annotations

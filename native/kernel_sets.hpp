@@ -6,8 +6,8 @@
 
 #include "affine/matrix.hpp"
 #include "packed/packed.hpp"
-#include "trellis/trellis.hpp"
 #include "trellis/matrix.hpp"
+#include "trellis/trellis.hpp"
 
 namespace polyquant {
 

@@ -56,31 +56,31 @@ template <bool two, bool more>
 PQ_INLINE void multiply_tiles(const int8_t* w, const uint8_t* x, size_t step, size_t columns, int32_t (*sums)[256]) {
   constexpr size_t line = 64;
   if (more) {
-    PQ_TILE_LOAD(0, sums[0], line);
-    PQ_TILE_LOAD(1, sums[1], line);
-    if (two) PQ_TILE_LOAD(2, sums[2], line);
-    if (two) PQ_TILE_LOAD(3, sums[3], line);
+    tile_load<0>(sums[0], line);
+    tile_load<1>(sums[1], line);
+    if (two) tile_load<2>(sums[2], line);
+    if (two) tile_load<3>(sums[3], line);
   } else {
-    PQ_TILE_ZERO(0);
-    PQ_TILE_ZERO(1);
-    PQ_TILE_ZERO(2);
-    PQ_TILE_ZERO(3);
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
   }
   for (size_t i = 0; i < columns; i += kDepth, w += 2 * kTile * kDepth, x += kTile * kDepth) {
-    PQ_TILE_LOAD(4, w, line);
-    PQ_TILE_LOAD(6, x, line);
-    PQ_TILE_DOT(0, 4, 6);
-    PQ_TILE_LOAD(5, w + kTile * kDepth, line);
-    PQ_TILE_DOT(1, 5, 6);
+    tile_load<4>(w, line);
+    tile_load<6>(x, line);
+    tile_dot<0, 4, 6>();
+    tile_load<5>(w + kTile * kDepth, line);
+    tile_dot<1, 5, 6>();
     if (!two) continue;
-    PQ_TILE_LOAD(7, x + step, line);
-    PQ_TILE_DOT(2, 4, 7);
-    PQ_TILE_DOT(3, 5, 7);
+    tile_load<7>(x + step, line);
+    tile_dot<2, 4, 7>();
+    tile_dot<3, 5, 7>();
   }
-  PQ_TILE_STORE(0, sums[0], line);
-  PQ_TILE_STORE(1, sums[1], line);
-  if (two) PQ_TILE_STORE(2, sums[2], line);
-  if (two) PQ_TILE_STORE(3, sums[3], line);
+  tile_store<0>(sums[0], line);
+  tile_store<1>(sums[1], line);
+  if (two) tile_store<2>(sums[2], line);
+  if (two) tile_store<3>(sums[3], line);
 }
 
 void sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* out, size_t stride) {

@@ -6,11 +6,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/simd.hpp"
+#include "base/threads.hpp"
 #include "codecs/affine.hpp"
 #include "kernel_sets.hpp"
 #include "packed/loop.hpp"
-#include "base/simd.hpp"
-#include "base/threads.hpp"
 
 namespace polyquant {
 namespace {

@@ -58,10 +58,22 @@ inline thread_local EmulatedTiles emulated_tiles;
 
 inline void configure_tiles(const TileConfiguration& shape) { emulated_tiles.shape = shape; }
 inline void release_tiles() {}
-#define PQ_TILE_LOAD(tile, from, stride) emulated_tiles.load(tile, from, stride)
-#define PQ_TILE_STORE(tile, to, stride) emulated_tiles.store(tile, to, stride)
-#define PQ_TILE_ZERO(tile) emulated_tiles.zero(tile)
-#define PQ_TILE_DOT(sums, a, b) emulated_tiles.dot(sums, a, b)
+template <int tile>
+void tile_load(const void* from, size_t stride) {
+  emulated_tiles.load(tile, from, stride);
+}
+template <int tile>
+void tile_store(void* to, size_t stride) {
+  emulated_tiles.store(tile, to, stride);
+}
+template <int tile>
+void tile_zero() {
+  emulated_tiles.zero(tile);
+}
+template <int sums, int a, int b>
+void tile_dot() {
+  emulated_tiles.dot(sums, a, b);
+}
 
 #else
 
@@ -70,11 +82,24 @@ PQ_INLINE void configure_tiles(const TileConfiguration& shape) {
   _tile_loadconfig(&shape);
 }
 PQ_INLINE void release_tiles() { _tile_release(); }
-// The numbers of tiles are part of the instructions.
-#define PQ_TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
-#define PQ_TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
-#define PQ_TILE_ZERO(tile) _tile_zero(tile)
-#define PQ_TILE_DOT(sums, a, b) _tile_dpbssd(sums, a, b)
+// As assembly: the intrinsics of GCC want the number of a tile as a digit, and do not say that they read memory.
+template <int tile>
+PQ_INLINE void tile_load(const void* from, size_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "n"(tile) : "memory");
+}
+template <int tile>
+PQ_INLINE void tile_store(void* to, size_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "n"(tile) : "memory");
+}
+template <int tile>
+PQ_INLINE void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" : : "n"(tile));
+}
+// sums += a times b, of signed bytes
+template <int sums, int a, int b>
+PQ_INLINE void tile_dot() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(sums), "n"(a), "n"(b));
+}
 
 #endif
 

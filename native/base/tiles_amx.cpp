@@ -10,26 +10,18 @@ constexpr size_t kRows = 16, kTokens = 16, kColumns = 256;
 constexpr int kWide = 128;
 using Sums = int32_t[kRows * kTokens];
 
-// Integer sums of the columns that share scale `s` of a unit, in tile s % 2.
-template <int span, bool odd>
+// Integer sums of the columns that share scale `s` of a unit, in tile 0 or 1.
+template <int span, int tile>
 PQ_INLINE void add_up(const TileUnit& unit, const int8_t* x, size_t s) {
   constexpr size_t line = 64, depth = span == kWide ? line : size_t(span);
+  constexpr int weights = 4 + tile, inputs = 6 + tile;
   const int8_t* w = unit.row[0].q + s * size_t(span);
   x += s * size_t(span) * kTokens;
-  if constexpr (odd) {
-    PQ_TILE_ZERO(1);
-    for (size_t i = 0; i < size_t(span); i += depth) {
-      PQ_TILE_LOAD(5, w + i, sizeof(TileRow));
-      PQ_TILE_LOAD(7, x + i * kTokens, line);
-      PQ_TILE_DOT(1, 5, 7);
-    }
-  } else {
-    PQ_TILE_ZERO(0);
-    for (size_t i = 0; i < size_t(span); i += depth) {
-      PQ_TILE_LOAD(4, w + i, sizeof(TileRow));
-      PQ_TILE_LOAD(6, x + i * kTokens, line);
-      PQ_TILE_DOT(0, 4, 6);
-    }
+  tile_zero<tile>();
+  for (size_t i = 0; i < size_t(span); i += depth) {
+    tile_load<weights>(w + i, sizeof(TileRow));
+    tile_load<inputs>(x + i * kTokens, line);
+    tile_dot<tile, weights, inputs>();
   }
 }
 
@@ -46,16 +38,16 @@ void multiply(const TileUnit* p, size_t units, TileInputs x, float* out) {
     const size_t at = u + s / subs;
     if (at >= units) return;
     if (s % 2)
-      add_up<span, true>(p[at], x.q + at * kColumns * kTokens, s % subs);
+      add_up<span, 1>(p[at], x.q + at * kColumns * kTokens, s % subs);
     else
-      add_up<span, false>(p[at], x.q + at * kColumns * kTokens, s % subs);
+      add_up<span, 0>(p[at], x.q + at * kColumns * kTokens, s % subs);
   };
   const auto store = [&](size_t s) PQ_FLAT {
     constexpr size_t line = 64;
     if (s % 2)
-      PQ_TILE_STORE(1, sums[1], line);
+      tile_store<1>(sums[1], line);
     else
-      PQ_TILE_STORE(0, sums[0], line);
+      tile_store<0>(sums[0], line);
   };
   start(0, 0);
   store(0);

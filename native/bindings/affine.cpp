@@ -13,10 +13,10 @@
 #include <tuple>
 #include <vector>
 
-#include "codecs/affine.hpp"
 #include "affine/matrix.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/blocks.hpp"
+#include "codecs/affine.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -8,10 +8,10 @@
 #include <span>
 #include <vector>
 
-#include "bindings/array.hpp"
-#include "packed/packed.hpp"
-#include "decoder/tape.hpp"
 #include "base/threads.hpp"
+#include "bindings/array.hpp"
+#include "decoder/tape.hpp"
+#include "packed/packed.hpp"
 
 namespace polyquant {
 

@@ -2,8 +2,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include "bindings/bindings.hpp"
 #include "base/checksum.hpp"
+#include "bindings/bindings.hpp"
 #include "codecs/code_streams.hpp"
 #include "codecs/number_tables.hpp"
 

@@ -18,9 +18,9 @@
 #include "bindings/blocks.hpp"
 #include "codecs/blocks.hpp"
 #include "codecs/gguf.hpp"
-#include "kernel_sets.hpp"
 #include "codecs/metrics.hpp"
 #include "codecs/ternary.hpp"
+#include "kernel_sets.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

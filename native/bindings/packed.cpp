@@ -9,11 +9,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/threads.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/blocks.hpp"
 #include "kernel_sets.hpp"
 #include "packed/packed.hpp"
-#include "base/threads.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -11,10 +11,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/threads.hpp"
 #include "bindings/bindings.hpp"
 #include "codecs/grouped_repack.hpp"
 #include "packed/packed.hpp"
-#include "base/threads.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -8,9 +8,9 @@
 #include <stdexcept>
 #include <vector>
 
+#include "base/threads.hpp"
 #include "bindings/bindings.hpp"
 #include "decoder/tape.hpp"
-#include "base/threads.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,9 +1,9 @@
 // 4-bit floats (E2M1) with E8M0 or UE4M3 scales. src/polyquant/codecs/ggml_fp4.py has the byte diagrams.
 #include <array>
 
-#include "codecs/blocks.hpp"
 #include "base/half.hpp"
 #include "base/round.hpp"
+#include "codecs/blocks.hpp"
 
 namespace polyquant {
 namespace {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <utility>
 
-#include "codecs/blocks.hpp"
 #include "base/half.hpp"
+#include "codecs/blocks.hpp"
 #include "codecs/iq_codebooks.hpp"
 
 namespace polyquant {

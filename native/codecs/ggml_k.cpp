@@ -1,8 +1,8 @@
 // K types, decoding: super-blocks of 256. src/polyquant/codecs/ggml_k.py has the byte diagrams.
 // Products are computed in ggml's order, (d * sub-scale) first: any other order differs by one ulp.
+#include "base/half.hpp"
 #include "codecs/blocks.hpp"
 #include "codecs/ggml_k.hpp"
-#include "base/half.hpp"
 
 namespace polyquant {
 namespace {

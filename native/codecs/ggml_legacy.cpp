@@ -1,7 +1,7 @@
 // ggml's first types: small blocks with fp16 scales. src/polyquant/codecs/ggml_legacy.py has the byte diagrams.
-#include "codecs/blocks.hpp"
 #include "base/half.hpp"
 #include "base/round.hpp"
+#include "codecs/blocks.hpp"
 #include "codecs/weighted_search.hpp"
 
 namespace polyquant {

@@ -1,7 +1,7 @@
 // Ternary weights in blocks of 256. src/polyquant/codecs/ggml_ternary.py has the byte diagrams.
-#include "codecs/blocks.hpp"
 #include "base/half.hpp"
 #include "base/round.hpp"
+#include "codecs/blocks.hpp"
 
 namespace polyquant {
 namespace {

@@ -12,11 +12,11 @@
 #include <xmmintrin.h>
 #endif
 
+#include "base/half.hpp"
+#include "base/simd.hpp"
 #include "codecs/affine.hpp"
 #include "codecs/blocks.hpp"
-#include "base/half.hpp"
 #include "codecs/metrics.hpp"
-#include "base/simd.hpp"
 
 namespace polyquant {
 namespace {

@@ -5,8 +5,8 @@
 #include <immintrin.h>
 #endif
 
-#include "codecs/blocks.hpp"
 #include "base/half.hpp"
+#include "codecs/blocks.hpp"
 
 namespace polyquant {
 namespace {

@@ -13,9 +13,9 @@
 #include <cmath>
 #include <vector>
 
-#include "decoder/set.hpp"
 #include "base/half.hpp"
 #include "base/threads.hpp"
+#include "decoder/set.hpp"
 
 namespace polyquant {
 namespace {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "decoder/set.hpp"
 #include "base/simd.hpp"
 #include "base/threads.hpp"
+#include "decoder/set.hpp"
 
 namespace polyquant {
 namespace {

@@ -8,9 +8,9 @@
 #include <immintrin.h>
 #endif
 
-#include "decoder/set.hpp"
 #include "base/half.hpp"
 #include "base/lanes.hpp"
+#include "decoder/set.hpp"
 
 namespace polyquant {
 namespace {

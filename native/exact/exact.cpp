@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "exact/set.hpp"
 #include "base/threads.hpp"
+#include "exact/set.hpp"
 
 namespace polyquant {
 namespace {

@@ -12,8 +12,8 @@
 #include <immintrin.h>
 #endif
 
-#include "exact/set.hpp"
 #include "base/simd.hpp"
+#include "exact/set.hpp"
 
 namespace polyquant {
 namespace {

@@ -5,8 +5,8 @@
 #include <limits>
 #include <vector>
 
-#include "packed/loop.hpp"
 #include "base/threads.hpp"
+#include "packed/loop.hpp"
 
 namespace polyquant {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernel_sets.hpp"
 #include "base/threads.hpp"
+#include "kernel_sets.hpp"
 
 namespace polyquant {
 

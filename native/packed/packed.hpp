@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <span>
 
-#include "codecs/blocks.hpp"
 #include "base/tiles.hpp"
+#include "codecs/blocks.hpp"
 
 namespace polyquant {
 

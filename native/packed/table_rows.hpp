@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "packed/packed.hpp"
 #include "packed/codes.hpp"
+#include "packed/packed.hpp"
 
 namespace polyquant {
 namespace {

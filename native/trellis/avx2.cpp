@@ -1,8 +1,7 @@
 // Trellis-coded matrices with AVX2. Compiled with its own flags.
 #if defined(__x86_64__) && defined(__GNUC__)
-#include <cmath>
-
 #include "trellis/kernels.hpp"
+#include "trellis/rotate.hpp"
 
 namespace polyquant {
 namespace {
@@ -108,49 +107,6 @@ void times_floats(const float* w, size_t inputs, const float* x, size_t padded, 
   for (; t < tokens; ++t) floats_tokens<1>(w, inputs, x + t * padded, padded, y + t * stride, stride);
 }
 
-// `levels` stages of butterflies between rows at distances `half`, 2 half, ..., with 8 columns of 2 ** levels rows
-// in registers
-template <int levels, bool last>
-PQ_INLINE void stages(float* x, size_t rows, size_t columns, size_t half, float scale) {
-  constexpr size_t together = size_t(1) << levels;
-  const __m256 factor = _mm256_set1_ps(scale);
-  for (size_t top = 0; top < rows; top += half * together)
-    for (size_t r = top; r < top + half; ++r)
-      for (size_t i = 0; i < columns; i += 8) {
-        __m256 v[together];
-        for (size_t j = 0; j < together; ++j) v[j] = _mm256_load_ps(x + (r + j * half) * kLine + i);
-        for (size_t h = 1; h < together; h *= 2)
-          for (size_t j = 0; j < together; ++j) {
-            if (j & h) continue;
-            const __m256 a = v[j], b = v[j | h];
-            v[j] = _mm256_add_ps(a, b), v[j | h] = _mm256_sub_ps(a, b);
-          }
-        for (size_t j = 0; j < together; ++j)
-          _mm256_store_ps(x + (r + j * half) * kLine + i, last ? _mm256_mul_ps(v[j], factor) : v[j]);
-      }
-}
-
-void rotate_down(float* x, size_t rows, size_t columns, size_t block) {
-  const float scale = float(1 / std::sqrt(double(block)));
-  const auto three = [&](size_t half) { stages<3, false>(x, rows, columns, half, scale); };
-  switch (block) {
-    case 2:
-      return stages<1, true>(x, rows, columns, 1, scale);
-    case 4:
-      return stages<2, true>(x, rows, columns, 1, scale);
-    case 8:
-      return stages<3, true>(x, rows, columns, 1, scale);
-    case 16:
-      return three(1), stages<1, true>(x, rows, columns, 8, scale);
-    case 32:
-      return three(1), stages<2, true>(x, rows, columns, 8, scale);
-    case 64:
-      return three(1), stages<3, true>(x, rows, columns, 8, scale);
-    case 128:
-      return three(1), three(8), stages<1, true>(x, rows, columns, 64, scale);
-  }
-}
-
 void transpose(const float* x, float* out) {
   for (size_t i = 0; i < 128; i += 8)
     for (size_t j = 0; j < 128; j += 8) {
@@ -168,18 +124,6 @@ void transpose(const float* x, float* out) {
         _mm256_store_ps(out + (j + r + 4) * kLine + i, _mm256_permute2f128_ps(a[r], a[r + 4], 0x31));
       }
     }
-}
-
-// Streaming stores where possible: a decoded weight is larger than the caches.
-void finish(const float* x, float sv, const float* su, float* out, size_t count) {
-  const __m256 factor = _mm256_set1_ps(sv);
-  size_t i = 0;
-  if (reinterpret_cast<uintptr_t>(out) % 32 == 0)
-    for (; i + 8 <= count; i += 8)
-      _mm256_stream_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
-  for (; i + 8 <= count; i += 8)
-    _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
-  for (; i < count; ++i) out[i] = x[i] * sv * su[i];
 }
 
 }  // namespace

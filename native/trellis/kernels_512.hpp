@@ -7,9 +7,9 @@
 #include <cstring>
 #include <utility>
 
+#include "base/unroll.hpp"
 #include "trellis/matrix.hpp"
 #include "trellis/stream.hpp"
-#include "base/unroll.hpp"
 
 namespace polyquant {
 namespace {

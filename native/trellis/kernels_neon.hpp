@@ -8,9 +8,10 @@
 
 #include "base/dots_neon.hpp"
 #include "base/simd.hpp"
-#include "trellis/matrix.hpp"
-#include "trellis/stream.hpp"
 #include "base/unroll.hpp"
+#include "trellis/matrix.hpp"
+#include "trellis/rotate.hpp"
+#include "trellis/stream.hpp"
 
 namespace polyquant {
 namespace {
@@ -323,7 +324,8 @@ template <bool all>
 const TrellisSet& neon_set() {
   static const TrellisSet set = [] {
     TrellisSet s = trellis_plain();
-    s.find = find<all>, s.times = times, s.transpose = transpose;
+    s.find = find<all>, s.times = times;
+    s.rotate_down = rotate_down, s.transpose = transpose, s.finish = finish;
     return s;
   }();
   return set;

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/half.hpp"
-#include "kernel_sets.hpp"
 #include "base/simd.hpp"
 #include "base/threads.hpp"
+#include "kernel_sets.hpp"
 
 namespace polyquant {
 namespace {

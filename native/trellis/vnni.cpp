@@ -1,11 +1,11 @@
 // Trellis-coded matrices with AVX-512 VNNI and VBMI: sixteen values of the stream at a time. Compiled with its own
 // flags. The sums are those of trellis/avx2.cpp, bit for bit; functions that are not here are taken from there.
 #if defined(__x86_64__) && defined(__GNUC__)
-#include <cmath>
 #include <type_traits>
 
 #include "base/sixteen_lines.hpp"
 #include "trellis/kernels_512.hpp"
+#include "trellis/rotate.hpp"
 
 namespace polyquant {
 namespace {
@@ -87,53 +87,6 @@ void times(const int16_t* panel, const TrellisInput& in, size_t block, float ste
   for (; t < in.tokens; ++t) times_tokens<1>(panel, in, t, block, step, zero, scales, y, stride);
 }
 
-// `levels` stages of butterflies between rows at distances `half`, 2 half, ..., with 16 columns of 2 ** levels rows in
-// registers
-template <int levels, bool last>
-PQ_INLINE void stages(float* x, size_t rows, size_t columns, size_t half, float scale) {
-  constexpr size_t together = size_t(1) << levels;
-  const __m512 factor = _mm512_set1_ps(scale);
-  for (size_t top = 0; top < rows; top += half * together)
-    for (size_t r = top; r < top + half; ++r)
-      for (size_t i = 0; i < columns; i += 16) {
-        float* const first = x + r * kLine + i;
-        __m512 v[together];
-        PQ_UNROLL
-        for (size_t j = 0; j < together; ++j) v[j] = _mm512_load_ps(first + j * half * kLine);
-        PQ_UNROLL
-        for (size_t h = 1; h < together; h *= 2) PQ_UNROLL
-        for (size_t j = 0; j < together; ++j) {
-          if (j & h) continue;
-          const __m512 a = v[j], b = v[j | h];
-          v[j] = _mm512_add_ps(a, b), v[j | h] = _mm512_sub_ps(a, b);
-        }
-        PQ_UNROLL
-        for (size_t j = 0; j < together; ++j)
-          _mm512_store_ps(first + j * half * kLine, last ? _mm512_mul_ps(v[j], factor) : v[j]);
-      }
-}
-
-void rotate_down(float* x, size_t rows, size_t columns, size_t block) {
-  const float scale = float(1 / std::sqrt(double(block)));
-  const auto four = [&] { stages<4, false>(x, rows, columns, 1, scale); };
-  switch (block) {
-    case 2:
-      return stages<1, true>(x, rows, columns, 1, scale);
-    case 4:
-      return stages<2, true>(x, rows, columns, 1, scale);
-    case 8:
-      return stages<3, true>(x, rows, columns, 1, scale);
-    case 16:
-      return stages<4, true>(x, rows, columns, 1, scale);
-    case 32:
-      return four(), stages<1, true>(x, rows, columns, 16, scale);
-    case 64:
-      return four(), stages<2, true>(x, rows, columns, 16, scale);
-    case 128:
-      return four(), stages<3, true>(x, rows, columns, 16, scale);
-  }
-}
-
 // Four columns of sixteen rows at a time: lane l of register i is row 4 l + i.
 void transpose(const float* x, float* out) {
   for (size_t i = 0; i < 128; i += 16)
@@ -145,19 +98,6 @@ void transpose(const float* x, float* out) {
       PQ_UNROLL
       for (size_t c = 0; c < 4; ++c) _mm512_store_si512(out + (j + c) * kLine + i, quads[c]);
     }
-}
-
-// Streaming stores where possible: a decoded weight is larger than the caches.
-void finish(const float* x, float sv, const float* su, float* out, size_t count) {
-  const __m512 factor = _mm512_set1_ps(sv);
-  const auto product = [&](size_t i) PQ_FLAT {
-    return _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor), _mm512_loadu_ps(su + i));
-  };
-  size_t i = 0;
-  if (reinterpret_cast<uintptr_t>(out) % 64 == 0)
-    for (; i + 16 <= count; i += 16) _mm512_stream_ps(out + i, product(i));
-  for (; i + 16 <= count; i += 16) _mm512_storeu_ps(out + i, product(i));
-  for (; i < count; ++i) out[i] = x[i] * sv * su[i];
 }
 
 }  // namespace

@@ -11,11 +11,11 @@
 #include "codecs/blocks.hpp"
 #include "codecs/gguf.hpp"
 #include "codecs/grouped_search.hpp"
+#include "codecs/metrics.hpp"
+#include "codecs/ternary.hpp"
 #include "input.hpp"
 #include "kernel_sets.hpp"
-#include "codecs/metrics.hpp"
 #include "packed/packed.hpp"
-#include "codecs/ternary.hpp"
 #include "trellis/trellis.hpp"
 
 namespace polyquant::fuzz {

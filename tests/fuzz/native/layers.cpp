@@ -3,12 +3,12 @@
 #include <string_view>
 
 #include "decoder/decoder.hpp"
-#include "decoder/set.hpp"
 #include "decoder/experts.hpp"
+#include "decoder/set.hpp"
 #include "input.hpp"
 #include "kernel_sets.hpp"
-#include "packed/packed.hpp"
 #include "packed/experts.hpp"
+#include "packed/packed.hpp"
 
 namespace polyquant::fuzz {
 namespace {

@@ -21,14 +21,24 @@ bool always() { return true; }
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
+// Two registers of CPUID's leaf 7, zeros if there is none: for features that older compilers have no name for.
+struct Features {
+  unsigned eax = 0, edx = 0;
+};
+Features features(unsigned subleaf) {
+  Features found;
+  unsigned ebx = 0, ecx = 0;
+  __get_cpuid_count(7, subleaf, &found.eax, &ebx, &ecx, &found.edx);
+  return found;
+}
+
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }  // f16c came before avx2
 
 bool has_avx_vnni() {
 #if defined(POLYQUANT_EMULATE_AVX_VNNI)
   return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl");
 #else
-  unsigned a = 0, b = 0, c = 0, d = 0;  // older compilers have no name for it
-  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+  return has_avx2() && (features(1).eax >> 4 & 1);
 #endif
 }
 
@@ -43,9 +53,8 @@ bool has_amx() {
 #if defined(POLYQUANT_EMULATE_AMX)
   return true;
 #elif defined(__linux__)
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kTile) || !(d & kInt8)) return false;
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, both = kTile | kInt8;
+  if ((features(0).edx & both) != both) return false;
   constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 #else
@@ -53,10 +62,7 @@ bool has_amx() {
 #endif
 }
 
-bool has_fp16() {
-  unsigned a = 0, b = 0, c = 0, d = 0;  // older compilers have no name for it
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 23 & 1);
-}
+bool has_fp16() { return features(0).edx >> 23 & 1; }
 
 // Some processors with VNNI lack VBMI.
 const TrellisSet& trellis_512() { return __builtin_cpu_supports("avx512vbmi") ? trellis_vnni() : trellis_avx2(); }

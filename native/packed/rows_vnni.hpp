@@ -156,14 +156,6 @@ template <class T, bool offset, int N>
 
 constexpr size_t kMostAtOnce = 8;  // tokens
 
-// times<N>() of N tokens, at most eight.
-template <class F>
-PQ_INLINE void with_count(size_t tokens, const F& times) {
-  [&]<int... n>(std::integer_sequence<int, n...>) {
-    ((tokens == n + 1 && (times.template operator()<n + 1>(), true)) || ...);
-  }(std::make_integer_sequence<int, int(kMostAtOnce)>{});
-}
-
 // Transposes the scales of eight rows -> eight vectors of 16 rows, of which `half` is written.
 PQ_INLINE void put_scales(__m256i (&rows)[8], float (*to)[16], int half) {
   transpose8(rows);
@@ -275,7 +267,7 @@ void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Ac
         if (a.tokens <= kMostAtOnce) {
           put_scales_of_lines();
           const TokenUnit* const some = inputs + u * a.tokens;
-          with_count(a.tokens, [&]<int N>() {
+          with_constant<kMostAtOnce>(a.tokens, [&]<int N>() {
             if (no_offset || !form.offset)
               fused_times<T, false, N>(lines, panel, some, out[0]);
             else if constexpr (!no_offset)
@@ -288,7 +280,7 @@ void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Ac
       for (size_t t = 0; t < a.tokens; t += kMostAtOnce) {
         const size_t count = a.tokens - t < kMostAtOnce ? a.tokens - t : kMostAtOnce;
         const TokenUnit* const some = inputs + u * a.tokens + t;
-        with_count(count, [&]<int N>() {
+        with_constant<kMostAtOnce>(count, [&]<int N>() {
           if constexpr (wide)
             few_wide<N>(panel, some, out[t]);
           else if (no_offset || !form.offset)

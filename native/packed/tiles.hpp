@@ -122,6 +122,13 @@ PQ_INLINE void put_tile(const PackedMatrix& w, size_t v, size_t last, const floa
     for (size_t t = 0; t < count; ++t) y[(token + t) * stride + row_of<T>(w, v + r)] = tile[r * width + t] * w.scale;
 }
 
+// The lines of the results of row v and a vector of tokens: each is on a separate page.
+template <class T>
+PQ_INLINE void fetch_results(const PackedMatrix& w, size_t v, size_t token, size_t tokens, float* y, size_t stride) {
+  for (size_t t = token; t < tokens && t < token + kLaneWidth; ++t)
+    __builtin_prefetch(y + t * stride + row_of<T>(w, v), 1);
+}
+
 // Unpacks rows v ... end of a panel; rows beyond the end repeat one, and their results are unused.
 template <class T, class Unit>
 PQ_INLINE void fill_panel(const PackedMatrix& w, size_t v, size_t end, size_t units, PanelForm form, Unit* panel) {
@@ -189,8 +196,7 @@ void multiply_many(const PackedMatrix& w, size_t first, size_t last, const Activ
           alignas(64) float out[2 * kPanelRows * kLaneWidth];
           const LaneVector x(a, vector);
           const size_t token = vector * kLaneWidth, width = width_of(a.tokens - token);
-          for (size_t t = token; t < a.tokens && t < token + kLaneWidth; ++t)  // each on a separate page
-            __builtin_prefetch(y + t * stride + row_of<T>(w, v), 1);
+          fetch_results<T>(w, v, token, a.tokens, y, stride);
           const auto put = [&]<int count>(std::integral_constant<int, count>) {
             for (size_t p = 0; p < count; ++p) {
               float* const tile = out + p * kPanelRows * width;

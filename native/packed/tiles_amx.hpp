@@ -60,9 +60,7 @@ void multiply_tiles(const PackedMatrix& w, size_t first, size_t last, const Acti
         for (size_t u = 0; u < units; u += together)
           for (size_t vector = block; vector < stop; ++vector) {
             const LaneVector x(a, vector);
-            if (u + together >= units)  // the lines of the results, each on a separate page
-              for (size_t t = vector * kLaneWidth; t < a.tokens && t < (vector + 1) * kLaneWidth; ++t)
-                __builtin_prefetch(y + t * stride + row_of<T>(w, v), 1);
+            if (u + together >= units) fetch_results<T>(w, v, vector * kLaneWidth, a.tokens, y, stride);
             const size_t skipped = u * kUnit * kLaneWidth;
             const TileInputs some{x.q + skipped, x.scale + skipped / 32, x.sum32 + skipped / 32};
             multiply(room + i * units + u, units - u < together ? units - u : together, some,

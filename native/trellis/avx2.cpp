@@ -1,5 +1,6 @@
 // Trellis-coded matrices with AVX2. Compiled with its own flags.
 #if defined(__x86_64__) && defined(__GNUC__)
+#include "trellis/dispatch.hpp"
 #include "trellis/kernels.hpp"
 #include "trellis/rotate.hpp"
 
@@ -43,46 +44,12 @@ void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, f
   for (size_t j = 0; j < kTile; ++j) out[w.order[j] / 16 * stride + w.order[j] % 16] = all[j] * scales[w.order[j] % 16];
 }
 
-template <int k, class B>
-TrellisKernel kernel(bool row_major) {
-  return {row_major ? one<k, B, Rows> : one<k, B, Fragments>, levels<k, B>, numbers<k, B>, 1};
-}
-
-template <class B>
-TrellisKernel of_bits(unsigned bits, bool row_major) {
-  switch (bits) {
-    case 1:
-      return kernel<1, B>(row_major);
-    case 2:
-      return kernel<2, B>(row_major);
-    case 3:
-      return kernel<3, B>(row_major);
-    case 4:
-      return kernel<4, B>(row_major);
-    case 5:
-      return kernel<5, B>(row_major);
-    case 6:
-      return kernel<6, B>(row_major);
-    case 7:
-      return kernel<7, B>(row_major);
-    default:
-      return kernel<8, B>(row_major);
-  }
-}
-
 TrellisKernel find(unsigned bits, Book book, bool row_major) {
-  switch (book) {
-    case Book::mul1:
-      return of_bits<Mul1>(bits, row_major);
-    case Book::grid:
-      return of_bits<Grid>(bits, row_major);
-    case Book::mcg:
-      return of_bits<Mcg>(bits, row_major);
-    case Book::three_inst:
-      return of_bits<ThreeInst>(bits, row_major);
-    default:
-      return of_bits<Table>(bits, row_major);
-  }
+  return with_book<Mul1, Grid, Mcg, ThreeInst, Table>(book, [&]<class B>() {
+    return with_bits(bits, [&]<int k>() {
+      return TrellisKernel{row_major ? one<k, B, Rows> : one<k, B, Fragments>, levels<k, B>, numbers<k, B>, 1};
+    });
+  });
 }
 
 template <int N>

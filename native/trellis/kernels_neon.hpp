@@ -9,8 +9,8 @@
 #include "base/dots_neon.hpp"
 #include "base/simd.hpp"
 #include "base/unroll.hpp"
+#include "trellis/dispatch.hpp"
 #include "trellis/matrix.hpp"
-#include "trellis/rotate.hpp"
 #include "trellis/stream.hpp"
 
 namespace polyquant {
@@ -226,49 +226,18 @@ void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, f
   for (size_t j = 0; j < kTile; ++j) out[w.order[j] / 16 * stride + w.order[j] % 16] = all[j] * scales[w.order[j] % 16];
 }
 
-template <class B>
-TrellisKernel of_bits(unsigned bits, bool row_major) {
-  const auto kernel = [=]<int k>(std::integral_constant<int, k>) {
-    return TrellisKernel{row_major ? one<k, B, Rows> : one<k, B, Fragments>, levels<k, B>, numbers<k, B>, 1};
-  };
-  switch (bits) {
-    case 1:
-      return kernel(std::integral_constant<int, 1>{});
-    case 2:
-      return kernel(std::integral_constant<int, 2>{});
-    case 3:
-      return kernel(std::integral_constant<int, 3>{});
-    case 4:
-      return kernel(std::integral_constant<int, 4>{});
-    case 5:
-      return kernel(std::integral_constant<int, 5>{});
-    case 6:
-      return kernel(std::integral_constant<int, 6>{});
-    case 7:
-      return kernel(std::integral_constant<int, 7>{});
-    default:
-      return kernel(std::integral_constant<int, 8>{});
-  }
-}
-
 // Only the products of `mul1` have instructions of their own; `all`: those of the other books are compiled too.
 template <bool all>
 TrellisKernel find(unsigned bits, Book book, bool row_major) {
-  if (book == Book::mul1) return of_bits<Mul1>(bits, row_major);
-  if constexpr (!all) {
-    return trellis_neon().find(bits, book, row_major);
-  } else {
-    switch (book) {
-      case Book::grid:
-        return of_bits<Grid>(bits, row_major);
-      case Book::mcg:
-        return of_bits<Mcg>(bits, row_major);
-      case Book::three_inst:
-        return of_bits<ThreeInst>(bits, row_major);
-      default:
-        return of_bits<Table>(bits, row_major);
-    }
-  }
+  const auto kernel_of = [&]<class B>() {
+    return with_bits(bits, [&]<int k>() {
+      return TrellisKernel{row_major ? one<k, B, Rows> : one<k, B, Fragments>, levels<k, B>, numbers<k, B>, 1};
+    });
+  };
+  if constexpr (all)
+    return with_book<Mul1, Grid, Mcg, ThreeInst, Table>(book, kernel_of);
+  else
+    return book == Book::mul1 ? kernel_of.template operator()<Mul1>() : trellis_neon().find(bits, book, row_major);
 }
 
 // N tokens against a panel of 128 inputs and 16 outputs
@@ -324,8 +293,7 @@ template <bool all>
 const TrellisSet& neon_set() {
   static const TrellisSet set = [] {
     TrellisSet s = trellis_plain();
-    s.find = find<all>, s.times = times;
-    s.rotate_down = rotate_down, s.transpose = transpose, s.finish = finish;
+    s.find = find<all>, s.times = times, s.transpose = transpose;
     return s;
   }();
   return set;

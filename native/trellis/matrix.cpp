@@ -11,6 +11,7 @@
 #include "base/simd.hpp"
 #include "base/threads.hpp"
 #include "kernel_sets.hpp"
+#include "trellis/rotate.hpp"
 
 namespace polyquant {
 namespace {
@@ -75,28 +76,9 @@ void plain_times_floats(const float* w, size_t inputs, const float* x, size_t pa
       for (size_t o = 0; o < 16; ++o) y[t * stride + o] += x[t * padded + i] * w[16 * i + o];
 }
 
-void plain_rotate_down(float* x, size_t rows, size_t columns, size_t block) {
-  for (size_t half = 1; half < block; half *= 2)
-    for (size_t r = 0; r < rows; ++r) {
-      if (r & half) continue;
-      float *a = x + r * kLine, *b = a + half * kLine;
-      for (size_t i = 0; i < columns; ++i) {
-        const float sum = a[i] + b[i], difference = a[i] - b[i];
-        a[i] = sum, b[i] = difference;
-      }
-    }
-  const float scale = float(1 / std::sqrt(double(block)));
-  for (size_t r = 0; r < rows; ++r)
-    for (size_t i = 0; i < columns; ++i) x[r * kLine + i] *= scale;
-}
-
 void plain_transpose(const float* x, float* out) {
   for (size_t i = 0; i < kBlock; ++i)
     for (size_t j = 0; j < kBlock; ++j) out[j * kLine + i] = x[i * kLine + j];
-}
-
-void plain_finish(const float* x, float sv, const float* su, float* out, size_t count) {
-  for (size_t i = 0; i < count; ++i) out[i] = x[i] * sv * su[i];
 }
 
 TrellisKernel plain_find(unsigned, Book, bool) { return {plain_few, plain_levels, plain_numbers, 1}; }
@@ -136,8 +118,7 @@ void scaled_panel(const TrellisMatrix& w, size_t block, size_t first, size_t las
 }  // namespace
 
 const TrellisSet& trellis_plain() {
-  static constexpr TrellisSet set{plain_find,        plain_times,     plain_times_floats,
-                                  plain_rotate_down, plain_transpose, plain_finish};
+  static constexpr TrellisSet set{plain_find, plain_times, plain_times_floats, rotate_down, plain_transpose, finish};
   return set;
 }
 

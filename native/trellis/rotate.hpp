@@ -1,5 +1,5 @@
 // What follows the decoding of weights, on squares of 128 x 128 with row stride kLine: rotations of the first axis, and
-// the factors of rows and columns. Included once per instruction set.
+// the factors of rows and columns. Included once per instruction set; matrix.cpp has that of any processor.
 #pragma once
 
 #if defined(__AVX2__)
@@ -8,19 +8,19 @@
 
 #include <bit>
 #include <cmath>
-#include <utility>
 
 #include "base/lanes.hpp"
 #include "base/unroll.hpp"
+#include "base/with_constant.hpp"
 #include "trellis/matrix.hpp"
 
 namespace polyquant {
 namespace {
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int kMostStages = 3;  // 16 registers
-#else
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kMostStages = 4;  // 32 registers
+#else
+constexpr int kMostStages = 3;  // 16 registers
 #endif
 
 // Butterflies between rows at distances half, 2 half, ...: a few columns of 2 ** count rows are in registers.
@@ -52,9 +52,7 @@ void rotate_down(float* x, size_t rows, size_t columns, size_t block) {
   size_t half = 1;
   for (; left > kMostStages; left -= kMostStages, half <<= kMostStages)
     stages<kMostStages, false>(x, rows, columns, half, scale);
-  [&]<int... n>(std::integer_sequence<int, n...>) {
-    ((left == n + 1 && (stages<n + 1, true>(x, rows, columns, half, scale), true)) || ...);
-  }(std::make_integer_sequence<int, kMostStages>{});
+  with_constant<kMostStages>(size_t(left), [&]<int count>() { stages<count, true>(x, rows, columns, half, scale); });
 }
 
 // Past the caches where possible: a decoded weight is larger.

@@ -1,9 +1,8 @@
 // Trellis-coded matrices with AVX-512 VNNI and VBMI: sixteen values of the stream at a time. Compiled with its own
 // flags. The sums are those of trellis/avx2.cpp, bit for bit; functions that are not here are taken from there.
 #if defined(__x86_64__) && defined(__GNUC__)
-#include <type_traits>
-
 #include "base/sixteen_lines.hpp"
+#include "trellis/dispatch.hpp"
 #include "trellis/kernels_512.hpp"
 #include "trellis/rotate.hpp"
 
@@ -29,28 +28,18 @@ void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, f
       std::make_index_sequence<16>{});
 }
 
-template <class B, size_t... k>
-void of_bits(TrellisKernel& kernel, unsigned bits, bool row_major, std::index_sequence<k...>) {
-  constexpr bool sums = std::is_same_v<B, Mul1>;
-  static constexpr decltype(TrellisKernel::few) rows[] = {[] {
-    if constexpr (sums)
-      return few<int(k) + 1>;
-    else
-      return one<int(k) + 1, B, Rows<1>>;
-  }()...};
-  static constexpr decltype(TrellisKernel::few) fragments[] = {one<int(k) + 1, B, Fragments>...};
-  static constexpr decltype(TrellisKernel::numbers) values[] = {numbers<int(k) + 1, B>...};
-  kernel.few = row_major ? rows[bits - 1] : fragments[bits - 1];
-  if (row_major) kernel.numbers = values[bits - 1];
-  if (row_major && sums) kernel.most = 4;
-}
-
 TrellisKernel find(unsigned bits, Book book, bool row_major) {
   TrellisKernel kernel = trellis_avx2().find(bits, book, row_major);
-  constexpr auto widths = std::make_index_sequence<8>{};
-  if (book == Book::mul1) of_bits<Mul1>(kernel, bits, row_major, widths);
-  if (book == Book::mcg) of_bits<Mcg>(kernel, bits, row_major, widths);
-  if (book == Book::three_inst) of_bits<ThreeInst>(kernel, bits, row_major, widths);
+  const auto take = [&]<class B>() {
+    with_constant<kMostBits>(bits, [&]<int k>() {
+      kernel.few = row_major ? one<k, B, Rows<1>> : one<k, B, Fragments>;
+      if (row_major) kernel.numbers = numbers<k, B>;
+      if (row_major && book == Book::mul1) kernel.few = few<k>, kernel.most = 4;
+    });
+  };
+  if (book == Book::mul1) take.template operator()<Mul1>();
+  if (book == Book::mcg) take.template operator()<Mcg>();
+  if (book == Book::three_inst) take.template operator()<ThreeInst>();
   return kernel;
 }
 

@@ -50,7 +50,7 @@ std::vector<BlockKernel> all_kernels();  // kernels.cpp
 void attention(Input in);  // layers.cpp
 void decoder(Input in);
 void experts(Input in);
-void exact(Input in);   // exact/exact.cpp
+void exact(Input in);   // exact.cpp
 void affine(Input in);  // matrices.cpp
 void grouped(Input in);
 void transposed(Input in);

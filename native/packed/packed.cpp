@@ -48,6 +48,7 @@ SideBySide lanes_from(const SideBySide& lanes, size_t vector, size_t padded) {
 }
 
 void put_side_by_side(const Activations& a, const SideBySide& to, size_t unit) {
+  if (const auto put = packed_set().put_side_by_side) return put(a, to, unit);
   constexpr size_t width = kLaneWidth;
   const size_t k = a.padded, begin = unit * kUnit, end = begin + kUnit;
   for (size_t t = 0; t < lane_vectors(a.tokens) * width; ++t) {

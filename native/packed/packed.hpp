@@ -122,6 +122,8 @@ struct PackedSet {
                           float* y, size_t stride);
   // A vector of FloatInputs::lanes of at most kLaneWidth tokens x; null if the kernels do not read them
   void (*put_float_lanes)(const float* x, size_t tokens, size_t cols, float* lanes);
+  // A unit of columns of Activations::lanes; null: by loops
+  void (*put_side_by_side)(const Activations&, const SideBySide& to, size_t unit);
   const TileKernels* tiles = nullptr;
 };
 

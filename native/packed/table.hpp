@@ -179,6 +179,47 @@ void put_float_lanes(const float* x, size_t tokens, size_t cols, float* lanes) {
 
 constexpr auto kPutFloatLanes = put_float_lanes;
 
+// from(t): eight numbers of token t. -> lanes of tokens first ... first + 7, a register per number.
+template <class From, class To>
+PQ_INLINE void put_lanes(size_t first, size_t tokens, const From& from, const To& to) {
+  __m256i v[8];
+  PQ_UNROLL
+  for (size_t t = 0; t < 8; ++t) v[t] = first + t < tokens ? bytes32(from(first + t)) : _mm256_setzero_si256();
+  transpose8(v);
+  PQ_UNROLL
+  for (size_t i = 0; i < 8; ++i) _mm256_store_si256(reinterpret_cast<__m256i*>(to(i)), v[i]);
+}
+
+void put_side_by_side(const Activations& a, const SideBySide& to, size_t unit) {
+  constexpr size_t width = kLaneWidth;
+  const size_t k = a.padded, begin = unit * kUnit;
+  const __m256i ones = _mm256_set1_epi8(1);
+  for (size_t first = 0; first < (a.tokens + width - 1) / width * width; first += 8) {
+    const size_t at = first / width * k + begin, lane = first % width;
+    for (size_t i = 0; i < kUnit; i += 32) {
+      int8_t* const q = to.q + width * (at + i) + 4 * lane;
+      put_lanes(
+          first, a.tokens, [&](size_t t) { return a.q + t * k + begin + i; },
+          [&](size_t j) { return q + 4 * width * j; });
+      for (size_t h = 0; h < 2; ++h) {
+        __m256i sum = _mm256_setzero_si256();
+        for (size_t j = 4 * h; j < 4 * h + 4; ++j) sum = dot4(sum, ones, bytes32(q + 4 * width * j));
+        const __m128i total = _mm_packs_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+        _mm_store_si128(reinterpret_cast<__m128i*>(to.total16 + width * ((at + i) / 16 + h) + lane), total);
+      }
+    }
+    const auto put = [&](const float* from, float* out, size_t per) {
+      for (size_t i = 0; i < kUnit / per; i += 8)
+        put_lanes(
+            first, a.tokens, [&](size_t t) { return from + (t * k + begin) / per + i; },
+            [&](size_t j) { return out + width * (at / per + i + j) + lane; });
+    };
+    put(a.scale, to.scale, 32), put(a.sum16, to.sum16, 16), put(a.sum32, to.sum32, 32);
+  }
+}
+
+constexpr auto kPutSideBySide = put_side_by_side;
+
 #elif defined(PQ_NEON)
 
 // R rows times N tokens. Each sum has four lanes, one chain each, whatever R and N are.
@@ -254,6 +295,7 @@ void multiply_halves(const uint8_t* w, bool bfloat, size_t rows, size_t cols, co
 
 constexpr auto kMultiplyHalves = multiply_halves;
 constexpr decltype(PackedSet::put_float_lanes) kPutFloatLanes = nullptr;
+constexpr decltype(PackedSet::put_side_by_side) kPutSideBySide = nullptr;
 
 #else
 
@@ -273,6 +315,7 @@ void multiply_floats(const float* w, size_t rows, size_t cols, const FloatInputs
 
 constexpr decltype(PackedSet::multiply_halves) kMultiplyHalves = nullptr;
 constexpr decltype(PackedSet::put_float_lanes) kPutFloatLanes = nullptr;
+constexpr decltype(PackedSet::put_side_by_side) kPutSideBySide = nullptr;
 
 #endif
 
@@ -565,7 +608,8 @@ constexpr PackedKernel kKernels[] = {
 
 #undef PQ_TYPE
 
-constexpr PackedSet kSet{kKernels, round_blocks, round_token, multiply_floats, kMultiplyHalves, kPutFloatLanes};
+constexpr PackedSet kSet{kKernels,        round_blocks,   round_token,   multiply_floats,
+                         kMultiplyHalves, kPutFloatLanes, kPutSideBySide};
 
 }  // namespace
 }  // namespace polyquant

@@ -84,42 +84,60 @@ PQ_INLINE PanelForm panel_form(const PackedMatrix& w) {
 }
 #endif
 
-// tile [8 * panels rows][width] times `scale` -> rows v ... last of tokens from `token` on.
+// tile [8 * panels rows][width] times `scale` -> y [count tokens][8 * panels rows]. Not inlined: within the loops of
+// its callers its pointers would be variables in memory.
+#if defined(PQ_NEON)
+template <int panels>
+[[gnu::noinline]] void put_rows(const float* tile, size_t width, size_t count, float scale, float* y, size_t stride) {
+  for (size_t t = 0; t < count; t += 4)
+    for (size_t r = 0; r < panels * kPanelRows; r += 4) {
+      float32x4_t out[4];
+      PQ_UNROLL
+      for (size_t i = 0; i < 4; ++i) out[i] = vmulq_n_f32(vld1q_f32(tile + (r + i) * width + t), scale);
+      transpose4(out);
+      for (size_t i = t; i < count && i < t + 4; ++i) vst1q_f32(y + i * stride + r, out[i - t]);
+    }
+}
+#else
+template <int panels>
+[[gnu::noinline]] void put_rows(const float* tile, size_t width, size_t count, float scale, float* y, size_t stride) {
+  const __m256 factor = _mm256_set1_ps(scale);
+  for (size_t t = 0; t < count; t += 8) {
+    alignas(32) float out[panels][64];
+    PQ_UNROLL
+    for (size_t p = 0; p < panels; ++p)
+      put_eight(out[p], [&](int r) {
+        const float* const row = tile + (kPanelRows * p + size_t(r)) * width + t;
+        return _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(row), factor));
+      });
+    for (size_t i = 0; i < 8 && t + i < count; ++i, y += stride) {
+      PQ_UNROLL
+      for (size_t p = 0; p < panels; ++p) _mm256_storeu_ps(y + kPanelRows * p, _mm256_load_ps(out[p] + 8 * i));
+    }
+  }
+}
+#endif
+
+// tile [8 * panels rows][width] -> rows v ... last of tokens from `token` on.
 template <class T, int panels>
 PQ_INLINE void put_tile(const PackedMatrix& w, size_t v, size_t last, const float* tile, size_t width, size_t token,
                         size_t tokens, float* y, size_t stride) {
   const size_t count = tokens - token < width ? tokens - token : width;
-#if defined(PQ_NEON)
-  if (kLanes<T> == 1 && last - v >= panels * kPanelRows) {
-    for (size_t t = 0; t < count; t += 4)
-      for (size_t r = 0; r < panels * kPanelRows; r += 4) {
-        float32x4_t out[4];
-        PQ_UNROLL
-        for (size_t i = 0; i < 4; ++i) out[i] = vmulq_n_f32(vld1q_f32(tile + (r + i) * width + t), w.scale);
-        transpose4(out);
-        for (size_t i = t; i < count && i < t + 4; ++i) vst1q_f32(y + (token + i) * stride + v + r, out[i - t]);
-      }
-    return;
-  }
-#else
-  if (kLanes<T> == 1 && last - v >= panels * kPanelRows) {
-    const __m256 scale = _mm256_set1_ps(w.scale);
-    for (size_t t = 0; t < count; t += 8) {
-      alignas(32) float out[panels][64];
-      for (int p = 0; p < panels; ++p)
-        put_eight(out[p], [&](int r) {
-          const float* const row = tile + (kPanelRows * size_t(p) + size_t(r)) * width;
-          return _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(row + t), scale));
-        });
-      for (size_t i = t; i < count && i < t + 8; ++i)
-        for (int p = 0; p < panels; ++p)
-          _mm256_storeu_ps(y + (token + i) * stride + v + kPanelRows * size_t(p), _mm256_load_ps(out[p] + 8 * (i - t)));
-    }
-    return;
-  }
-#endif
+  if (kLanes<T> == 1 && last - v >= panels * kPanelRows)
+    return put_rows<panels>(tile, width, count, w.scale, y + token * stride + v, stride);
   for (size_t r = 0; r < panels * kPanelRows && v + r < last; ++r)
     for (size_t t = 0; t < count; ++t) y[(token + t) * stride + row_of<T>(w, v + r)] = tile[r * width + t] * w.scale;
+}
+
+// Sets `count` floats, a multiple of 8, to 0. Not by memset: compilers make `rep stos` of it, which is slow to start.
+PQ_INLINE void clear(float* p, size_t count) {
+#if defined(__AVX2__)
+  __m256 zero = _mm256_setzero_ps();
+  asm("" : "+x"(zero));
+  for (size_t i = 0; i < count; i += 8) _mm256_storeu_ps(p + i, zero);
+#else
+  std::memset(p, 0, count * sizeof(float));
+#endif
 }
 
 // The lines of the results of row v and a vector of tokens: each is on a separate page.
@@ -156,7 +174,8 @@ void multiply_vector(const PackedMatrix& w, size_t first, size_t last, const Act
   float* const room = Tabled<T> ? table_scratch(kPanelRows * each) : nullptr;
   for (size_t v = first; v < last; v += kPanelRows) {
     for (size_t r = 0; r < kPanelRows; ++r) rows[r] = row_at<T>(w, v + r < last ? v + r : v, room + r * each);
-    alignas(64) float out[kPanelRows * kLaneWidth] = {};
+    alignas(64) float out[kPanelRows * kLaneWidth];
+    clear(out, kPanelRows * kLaneWidth);
     LaneVector x(a, 0);
     for (size_t u = 0; u * kUnit < a.padded; ++u, x.next_unit()) {
       for (size_t r = 0; r < kPanelRows; ++r) {
@@ -198,11 +217,10 @@ void multiply_many(const PackedMatrix& w, size_t first, size_t last, const Activ
           const size_t token = vector * kLaneWidth, width = width_of(a.tokens - token);
           fetch_results<T>(w, v, token, a.tokens, y, stride);
           const auto put = [&]<int count>(std::integral_constant<int, count>) {
-            for (size_t p = 0; p < count; ++p) {
-              float* const tile = out + p * kPanelRows * width;
-              std::memset(tile, 0, kPanelRows * width * sizeof(float));
-              tile_of<T::sub, wide>(room + (i + p) * units, form, units, x, a.tokens - token, tile);
-            }
+            clear(out, count * kPanelRows * width);
+            for (size_t p = 0; p < count; ++p)
+              tile_of<T::sub, wide>(room + (i + p) * units, form, units, x, a.tokens - token,
+                                    out + p * kPanelRows * width);
             put_tile<T, count>(w, v, end, out, width, token, a.tokens, y, stride);
           };
           // Two panels fill lines of the results.

@@ -196,6 +196,13 @@ struct GroupedCodes {
   }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::adjacent;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4])
+    requires(bits == 4 && per == 32)
+  {
+    both_nibbles(_mm512_loadu_si512(b), codes), both_nibbles(_mm512_loadu_si512(b + 64), codes + 2);
+  }
+
   template <class P>
   PQ_INLINE static void sixteen(const SixteenLines& b, P& p)
     requires(bits == 4)
@@ -217,6 +224,15 @@ struct GroupedFp4 {
   static constexpr bool offset = true, wide = false, paired = true, whole = false, halved = true;
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::adjacent;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4])
+    requires(per == 32)
+  {
+    both_nibbles(_mm512_loadu_si512(b), codes), both_nibbles(_mm512_loadu_si512(b + 64), codes + 2);
+    PQ_UNROLL
+    for (__m512i& x : codes) x = look_up64<0>(kRaisedE2m1, x);
+  }
+
   template <class P>
   PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
     for (int g = 0; g < 8; ++g)

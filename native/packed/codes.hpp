@@ -328,16 +328,28 @@ PQ_INLINE void put_halves(const SixteenLines& b, float (*to)[16]) {
   }
 }
 
-// 32 bytes -> their low nibbles, then their high nibbles.
-PQ_INLINE __m512i nibbles64(__m256i bytes) {
-  const __m512i shift = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
-  return _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(bytes), shift), _mm512_set1_epi8(15));
-}
+// The order of the columns of a unit in four registers of codes (packed/single_rows_vnni.hpp), by halves of groups
+// of 32.
+enum class Order {
+  natural,
+  halves,    // of 128 columns the first halves of four groups, and the second ones
+  nibbles,   // of 128 columns groups 0 and 2, and 1 and 3
+  fields,    // groups g and g + 4
+  adjacent,  // of 128 columns the even ones, and the odd ones
+};
 
-// 32 bytes -> two bits of each byte from bit `from` on, then those that are `step` bits higher.
-PQ_INLINE __m512i two_fields(const uint8_t* b, int from, int step) {
-  const __m512i shift = _mm512_inserti64x4(_mm512_set1_epi16(short(from)), _mm256_set1_epi16(short(from + step)), 1);
-  return _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(__m256i(load32(b))), shift), _mm512_set1_epi8(3));
+// Scales d and offsets m of a unit, one per sub-block: in all lanes, or in the lower eight.
+struct UnitScales {
+  __m512 d, m;
+};
+
+PQ_INLINE void both_nibbles(__m512i x, __m512i* codes) { codes[0] = field64(x, 0, 15), codes[1] = field64(x, 4, 15); }
+
+// Sixteen bytes each from four blocks.
+PQ_INLINE __m512i four_blocks(const uint8_t* b, int stride) {
+  const auto at = [=](int i) { return reinterpret_cast<const __m128i*>(b + i * stride); };
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu2_m128i(at(1), at(0))),
+                            _mm256_loadu2_m128i(at(3), at(2)), 1);
 }
 
 constexpr auto same_codes = [](__m512i x, auto...) { return x; };
@@ -367,16 +379,22 @@ struct NibbleCodes {
   }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  // Codes of groups g and g + 1: 0 ... 15 of both, then 16 ... 31 of both.
-  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
-    b += g * bytes;
-    __m512i codes = nibbles64(__m256i(two16(b + start, b + bytes + start)));
-    if constexpr (fifth) {
-      const uint64_t h = load<uint32_t>(b + high), k = load<uint32_t>(b + bytes + high);
-      const uint64_t bits = (h & 0xffff) | (k & 0xffff) << 16 | (h >> 16) << 32 | (k >> 16) << 48;
-      codes = _mm512_mask_add_epi8(codes, bits, codes, _mm512_set1_epi8(16));
+  static constexpr Order order = Order::halves;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    PQ_UNROLL
+    for (int h = 0; h < 4; h += 2, b += 4 * bytes) {
+      both_nibbles(four_blocks(b + start, bytes), codes + h);
+      if constexpr (fifth) {
+        uint64_t low = 0, upper = 0;
+        PQ_UNROLL
+        for (int g = 0; g < 4; ++g) {
+          const uint64_t bits = load<uint32_t>(b + g * bytes + high);
+          low |= (bits & 0xffff) << (16 * g), upper |= bits >> 16 << (16 * g);
+        }
+        codes[h] = _mm512_mask_add_epi8(codes[h], low, codes[h], _mm512_set1_epi8(16));
+        codes[h + 1] = _mm512_mask_add_epi8(codes[h + 1], upper, codes[h + 1], _mm512_set1_epi8(16));
+      }
     }
-    return codes;
   }
 
   template <class P>
@@ -429,10 +447,13 @@ struct ByteCodes {
   PQ_INLINE static Scales scales(const uint8_t* b) { return {halves8<bytes>(b), F8{}}; }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  // Codes of groups g and g + 1.
-  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
-    b += g * bytes + head;
-    return _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(load32(b))), __m256i(load32(b + bytes)), 1);
+  static constexpr Order order = Order::natural;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    b += head;
+    PQ_UNROLL
+    for (int i = 0; i < 4; ++i, b += 2 * bytes) {
+      codes[i] = _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(load32(b))), __m256i(load32(b + bytes)), 1);
+    }
   }
 
   template <class P>
@@ -606,8 +627,11 @@ struct Q4_KCodes {
   PQ_INLINE static Scales scales(const uint8_t* b) { return scales_and_minima(b); }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  // Codes of groups g and g + 1.
-  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) { return nibbles64(__m256i(load32(b + 16 + 16 * g))); }
+  static constexpr Order order = Order::nibbles;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) both_nibbles(_mm512_loadu_si512(b + 16 + 64 * h), codes + 2 * h);
+  }
 
   template <class P>
   PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
@@ -641,12 +665,16 @@ struct Q5_KCodes {
   PQ_INLINE static Scales scales(const uint8_t* b) { return scales_and_minima(b); }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  // Codes of groups g and g + 1: bit g of each byte of the head is the fifth bit of group g.
-  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
-    const __m512i codes = nibbles64(__m256i(load32(b + 48 + 16 * g)));
-    const __m512i bits = _mm512_inserti64x4(_mm512_set1_epi8(char(1 << g)), _mm256_set1_epi8(char(2 << g)), 1);
-    const __mmask64 fifth = _mm512_test_epi8_mask(_mm512_broadcast_i64x4(__m256i(load32(b + 16))), bits);
-    return _mm512_mask_add_epi8(codes, fifth, codes, _mm512_set1_epi8(16));
+  static constexpr Order order = Order::nibbles;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    const __m512i top = _mm512_broadcast_i64x4(__m256i(load32(b + 16)));  // bit g of each byte: the fifth of group g
+    PQ_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (i % 2 == 0) both_nibbles(_mm512_loadu_si512(b + 48 + 32 * i), codes + i);
+      const int g = i / 2 * 4 + i % 2;
+      const __m512i bits = _mm512_inserti64x4(_mm512_set1_epi8(char(1 << g)), _mm256_set1_epi8(char(4 << g)), 1);
+      codes[i] = _mm512_mask_add_epi8(codes[i], _mm512_test_epi8_mask(top, bits), codes[i], _mm512_set1_epi8(16));
+    }
   }
 
   template <class P>
@@ -690,24 +718,26 @@ struct Q6_KCodes {
   }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  PQ_INLINE static void sixteen(const SixteenLines& b, RowPanel& p) {
-    for (int h = 0; h < 2; ++h)
-      for (int k = 0; k < 2; ++k) {
-        __m512i x[4], y[4], top2[4];
-        b.from(size_t(64 * h + 16 * k)).load(x);
-        b.from(size_t(64 * h + 32 + 16 * k)).load(y);
-        b.from(size_t(128 + 32 * h + 16 * k)).load(top2);
-        in_quads(x), in_quads(y), in_quads(top2);
-        PQ_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          const int at = 4 * k + j;
-          const __m512i t = top2[j];
-          p.put(4 * h, at, _mm512_or_si512(field64(x[j], 0, 15), _mm512_slli_epi16(field64(t, 0, 3), 4)));
-          p.put(4 * h + 1, at, _mm512_or_si512(field64(y[j], 0, 15), _mm512_slli_epi16(field64(t, 0, 12), 2)));
-          p.put(4 * h + 2, at, _mm512_or_si512(field64(x[j], 4, 15), field64(t, 0, 48)));
-          p.put(4 * h + 3, at, _mm512_or_si512(field64(y[j], 4, 15), field64(t, 2, 48)));
-        }
-      }
+  static constexpr Order order = Order::natural;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    // The upper bits of two groups at a time, at bits 4 and 5.
+    const __m512i left = _mm512_inserti64x4(_mm512_set1_epi16(4), _mm256_set1_epi16(2), 1),
+                  right = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(2), 1);
+    PQ_UNROLL
+    for (int i = 0; i < 4; i += 2) {
+      both_nibbles(_mm512_loadu_si512(b + 32 * i), codes + i);
+      const __m512i top2 = _mm512_broadcast_i64x4(__m256i(load32(b + 128 + 16 * i)));
+      constexpr int low_or_masked = 0xf8;  // a | (b & c)
+      const __m512i mask = _mm512_set1_epi8(48);
+      codes[i] = _mm512_ternarylogic_epi32(codes[i], _mm512_sllv_epi16(top2, left), mask, low_or_masked);
+      codes[i + 1] = _mm512_ternarylogic_epi32(codes[i + 1], _mm512_srlv_epi16(top2, right), mask, low_or_masked);
+    }
+  }
+
+  PQ_INLINE static UnitScales unit_scales(const uint8_t* b) {
+    const __m512i scales = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 192)));
+    const __m512 d = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), _mm512_set1_ps(half_at(b + 208)));
+    return {d, _mm512_mul_ps(d, _mm512_set1_ps(-32))};
   }
 #endif
 
@@ -1013,9 +1043,12 @@ struct Iq4NlCodes {
   PQ_INLINE static Scales scales(const uint8_t* b) { return {halves8<18>(b), F8{}}; }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  // Codes of groups g and g + 1: 0 ... 15 of both, then 16 ... 31 of both.
-  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
-    return look_up64<0>(kLevels4, nibbles64(__m256i(two16(b + 18 * g + 2, b + 18 * g + 20))));
+  static constexpr Order order = Order::halves;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) both_nibbles(four_blocks(b + 72 * h + 2, 18), codes + 2 * h);
+    PQ_UNROLL
+    for (__m512i& x : codes) x = look_up64<0>(kLevels4, x);
   }
 
   template <class P>
@@ -1049,9 +1082,12 @@ struct Iq4XsCodes {
   }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  // Codes of groups g and g + 1: 0 ... 15 of both, then 16 ... 31 of both.
-  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
-    return look_up64<0>(kLevels4, nibbles64(__m256i(load32(b + 8 + 16 * g))));
+  static constexpr Order order = Order::halves;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) both_nibbles(_mm512_loadu_si512(b + 8 + 64 * h), codes + 2 * h);
+    PQ_UNROLL
+    for (__m512i& x : codes) x = look_up64<0>(kLevels4, x);
   }
 
   template <class P>
@@ -1084,9 +1120,12 @@ struct Mxfp4Codes {
   }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  // Codes of groups g and g + 1: 0 ... 15 of both, then 16 ... 31 of both.
-  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
-    return look_up64<0>(kTwiceE2m1, nibbles64(__m256i(two16(b + 17 * g + 1, b + 17 * g + 18))));
+  static constexpr Order order = Order::halves;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) both_nibbles(four_blocks(b + 68 * h + 1, 17), codes + 2 * h);
+    PQ_UNROLL
+    for (__m512i& x : codes) x = look_up64<0>(kTwiceE2m1, x);
   }
 
   template <class P>
@@ -1195,8 +1234,12 @@ struct Tq2Codes {
   }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  // Codes of groups g and g + 1.
-  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) { return two_fields(b + g / 4 * 32, g % 4 * 2, 2); }
+  static constexpr Order order = Order::fields;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    const __m512i x = _mm512_loadu_si512(b);
+    PQ_UNROLL
+    for (int i = 0; i < 4; ++i) codes[i] = field64(x, unsigned(2 * i), 3);
+  }
 
   template <class P>
   PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
@@ -1224,9 +1267,11 @@ struct I2SX86Codes {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   PQ_INLINE static Scales scales(const uint8_t*) { return {all(1), all(-1)}; }
-  // Codes of groups g and g + 1.
-  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
-    return look_up64<0>(kSymbols, two_fields(b + g / 4 * 32, 6 - g % 4 * 2, -2));
+  static constexpr Order order = Order::fields;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    const __m512i x = _mm512_loadu_si512(b);
+    PQ_UNROLL
+    for (int i = 0; i < 4; ++i) codes[i] = look_up64<0>(kSymbols, field64(x, unsigned(6 - 2 * i), 3));
   }
 
   template <class P>

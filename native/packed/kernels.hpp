@@ -375,87 +375,6 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
   }
 }
 
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-
-// Types whose codes unpack to 64 bytes, two groups of 32, in registers.
-template <class T>
-concept TwoGroups = requires(const uint8_t* b) { T::two_groups(b, 0); };
-
-// As rows_times, for these types: codes of a unit are four registers, and each product sums 64 weights.
-template <class T, int N, bool wide>
-void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
-  constexpr size_t unit_bytes = kUnitBytes<T>;
-  const size_t units = a.padded / kUnit, blocks = a.padded / 32;
-  const int8_t* const q0 = T::paired ? a.paired : a.q;
-  // Lanes of four sums belong to group 2 i + (0 0 1 1), or (0 1 0 1) where halves of groups are paired.
-  const __m512i step = T::paired ? _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1)
-                                 : _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-  const __m512i top = _mm512_set1_epi8(-128);
-  __m512i lanes[4];
-  PQ_UNROLL
-  for (int i = 0; i < 4; ++i) lanes[i] = _mm512_add_epi32(step, _mm512_set1_epi32(2 * i));
-  for (size_t v = first; v < last; ++v) {
-    const Row<T> row = row_at<T>(w, v, nullptr);
-    __m512 acc[N][2];
-    __m256 offset[N];
-    PQ_UNROLL
-    for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = _mm512_setzero_ps(), offset[n] = _mm256_setzero_ps();
-    for (size_t u = 0; u < units; ++u) {
-      const uint8_t* b = row.line + u * unit_bytes;
-      fetch_ahead<unit_bytes>(b);
-      uint8_t padded[unit_bytes];
-      if (w.cols < (u + 1) * kUnit) [[unlikely]] {
-        std::memset(padded, 0, unit_bytes);
-        std::memcpy(padded, b, (w.cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
-        b = padded;
-      }
-      const Scales s = T::scales(b);
-      // Of signed codes the activations are raised by 128, and sums start at -128 times those of the codes.
-      constexpr bool raised = T::top == 0;
-      __m512i codes[4], start[4];
-      PQ_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        codes[i] = T::two_groups(b, 2 * i), start[i] = _mm512_setzero_si512();
-        if (raised) start[i] = _mm512_sub_epi32(start[i], _mm512_dpbusd_epi32(start[i], top, codes[i]));
-      }
-      PQ_UNROLL
-      for (int n = 0; n < N; ++n) {
-        const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;
-        const size_t at = size_t(n) * blocks + 8 * u;
-        if (T::offset) offset[n] = _mm256_fmadd_ps(__m256(s.m), _mm256_loadu_ps(a.sum32 + at), offset[n]);
-        if constexpr (wide) {  // one scale per 128
-          PQ_UNROLL
-          for (int h = 0; h < 2; ++h) {
-            const auto x = [&](int i) { return _mm512_loadu_si512(q + 128 * h + 64 * i); };
-            const __m512i dot =
-                _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(start[2 * h], codes[2 * h], x(0)), codes[2 * h + 1], x(1));
-            acc[n][h] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot),
-                                        _mm512_set1_ps(s.d[4 * h] * a.scale[at + 4 * size_t(h)]), acc[n][h]);
-          }
-          continue;
-        }
-        const __m512 d = _mm512_castps256_ps512(_mm256_mul_ps(__m256(s.d), _mm256_loadu_ps(a.scale + at)));
-        PQ_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const __m512i x = _mm512_loadu_si512(q + 64 * i);
-          const __m512i dot = raised ? _mm512_dpbusd_epi32(start[i], _mm512_xor_si512(x, top), codes[i])
-                                     : _mm512_dpbusd_epi32(start[i], codes[i], x);
-          acc[n][i & 1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(lanes[i], d), acc[n][i & 1]);
-        }
-      }
-    }
-    PQ_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const __m512 sum = _mm512_add_ps(acc[n][0], acc[n][1]);
-      const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(sum),
-                                          _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(sum), 1)));
-      y[size_t(n) * stride + v] = w.scale * sum8(_mm256_add_ps(halves, offset[n]));
-    }
-  }
-}
-
-#endif
-
 // Transposes eight registers of eight 32-bit elements.
 PQ_INLINE void transpose8(__m256i v[8]) {
   __m256i a[8], b[8];
@@ -504,6 +423,7 @@ PQ_INLINE __m256i eight_words(const int16_t* p) {
 #include "packed/tiles.hpp"
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #include "packed/rows_vnni.hpp"
+#include "packed/single_rows_vnni.hpp"
 #include "packed/tiles_amx.hpp"
 #endif
 
@@ -515,14 +435,8 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
   if constexpr (Sixteen<T>)
     if (a.tokens >= (a.joint ? kLeastSixteen<T> : kFewTokens + 1) && a.tokens <= kMostSixteen)
       return multiply_sixteen<T, wide>(w, first, last, a, y, stride);
-  // One token gains little, because Zen 4 issues a 512-bit operation as two of 256, but has the bits of several: prompt
-  // lookup is exact.
-  if constexpr (TwoGroups<T>) {
-    if (a.tokens == 1) return rows_times_512<T, 1, wide>(w, first, last, a, y, stride);
-    if (a.tokens == 2) return rows_times_512<T, 2, wide>(w, first, last, a, y, stride);
-    if (a.tokens == 3) return rows_times_512<T, 3, wide>(w, first, last, a, y, stride);
-    if (a.tokens == 4) return rows_times_512<T, 4, wide>(w, first, last, a, y, stride);
-  }
+  if constexpr (InRegisters<T>)
+    if (a.tokens <= kFewTokens) return multiply_single<T, wide>(w, first, last, a, y, stride);
 #endif
   if (a.tokens == 1) return rows_times<T, 1, wide>(w, first, last, a, 0, y, stride);
 #if defined(__AVX512VL__)  // 32 registers hold the sums of four tokens

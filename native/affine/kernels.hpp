@@ -45,6 +45,10 @@ PQ_INLINE __m256i load_codes(const int8_t* p, size_t n) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(room));
 }
 
+// Rows that are read side by side are fetched one after the other, as they lie in memory: each on its own, they are
+// half as fast.
+PQ_INLINE void fetch_ahead(const int8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p + 16384), _MM_HINT_T1); }
+
 // ---------------------------------------------------------------- integers, few tokens: weights are loaded once
 
 template <class Dot, int rows, int tokens>
@@ -64,7 +68,7 @@ void few(const int8_t* w, size_t cols, const WideInput& x, int32_t* sums, size_t
     PQ_UNROLL
     for (int r = 0; r < rows; ++r) {
       const int8_t* p = w + size_t(r) * cols + i;
-      if (i % 64 == 0) _mm_prefetch(reinterpret_cast<const char*>(p + size_t(rows) * cols), _MM_HINT_T0);
+      if (i % 64 == 0) fetch_ahead(w + size_t(rows) * i + 64 * size_t(r));
       const typename Dot::Codes c = Dot::codes(p);
       extra[r] = Dot::add_codes(extra[r], c);
       PQ_UNROLL
@@ -212,14 +216,14 @@ void floats_rows(const AffineMatrix& m, size_t first, const float* x, float* y, 
     PQ_UNROLL
     for (int r = 0; r < rows; ++r) PQ_UNROLL
     for (int t = 0; t < tokens; ++t) sums[r][t] = _mm256_setzero_ps();
+    const int8_t* const ahead = w + rows * (g * size);
     size_t i = 0;
     for (; i + 8 <= size; i += 8) {
       __m256 floats[rows];
       PQ_UNROLL
       for (int r = 0; r < rows; ++r) {
-        const int8_t* p = wg + size_t(r) * m.cols + i;
-        if (i % 64 == 0) _mm_prefetch(reinterpret_cast<const char*>(p + rows * m.cols), _MM_HINT_T0);
-        floats[r] = eight_floats(p);
+        if (i % 64 == 0) fetch_ahead(ahead + rows * i + 64 * r);
+        floats[r] = eight_floats(wg + size_t(r) * m.cols + i);
       }
       PQ_UNROLL
       for (int t = 0; t < tokens; ++t) {

@@ -135,7 +135,7 @@ void floats_rows(const PackedMatrix& w, size_t first, size_t last, const float* 
     };
     if (group == kStep) {
       for (size_t k = 0, g = 0; k < whole; k += kStep, ++g) {
-        _mm_prefetch(reinterpret_cast<const char*>(line + k + 4096), _MM_HINT_T0);
+        fetch_ahead<64>(line + k);
         const SmallFloats<e5m2> numbers = take(k);
         const __m256 scales = _mm256_broadcast_ss(factor + g);
         PQ_UNROLL
@@ -162,7 +162,7 @@ void floats_rows(const PackedMatrix& w, size_t first, size_t last, const float* 
           }
         };
         for (; k + 2 * kStep <= end; k += 2 * kStep) {
-          _mm_prefetch(reinterpret_cast<const char*>(line + k + 4096), _MM_HINT_T0);
+          fetch_ahead<64>(line + k);
           step(k);
           step(k + kStep);
         }

@@ -428,6 +428,21 @@ PQ_INLINE __m256i eight_words(const int16_t* p) {
 #include "packed/tiles_amx.hpp"
 #endif
 
+// One to four tokens.
+template <class T, bool wide>
+void multiply_few(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  if constexpr (InRegisters<T>)
+    multiply_single<T, wide>(w, first, last, a, y, stride);
+  else  // 32 registers hold the sums of four tokens
+    with_constant<kFewTokens>(a.tokens, [&]<int N>() { rows_times<T, N, wide>(w, first, last, a, 0, y, stride); });
+#else
+  for (size_t t = 0; t < a.tokens; t += 2)
+    with_constant<2>(a.tokens - t < 2 ? 1 : 2,
+                     [&]<int N>() { rows_times<T, N, wide>(w, first, last, a, t, y, stride); });
+#endif
+}
+
 template <class T, bool wide>
 void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
@@ -436,23 +451,8 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
   if constexpr (Sixteen<T>)
     if (a.tokens >= (a.joint ? kLeastSixteen<T> : kFewTokens + 1) && a.tokens <= kMostSixteen)
       return multiply_sixteen<T, wide>(w, first, last, a, y, stride);
-  if constexpr (InRegisters<T>)
-    if (a.tokens <= kFewTokens) return multiply_single<T, wide>(w, first, last, a, y, stride);
 #endif
-  if (a.tokens == 1) return rows_times<T, 1, wide>(w, first, last, a, 0, y, stride);
-#if defined(__AVX512VL__)  // 32 registers hold the sums of four tokens
-  if (a.tokens == 2) return rows_times<T, 2, wide>(w, first, last, a, 0, y, stride);
-  if (a.tokens == 3) return rows_times<T, 3, wide>(w, first, last, a, 0, y, stride);
-  if (a.tokens == 4) return rows_times<T, 4, wide>(w, first, last, a, 0, y, stride);
-#else
-  if (a.tokens <= 4) {
-    rows_times<T, 2, wide>(w, first, last, a, 0, y, stride);
-    if (a.tokens == 3) rows_times<T, 1, wide>(w, first, last, a, 2, y, stride);
-    if (a.tokens == 4) rows_times<T, 2, wide>(w, first, last, a, 2, y, stride);
-    return;
-  }
-#endif
-  multiply_many<T, wide>(w, first, last, a, y, stride);
+  (a.tokens <= kFewTokens ? multiply_few<T, wide> : multiply_many<T, wide>)(w, first, last, a, y, stride);
 }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
@@ -467,11 +467,8 @@ constexpr size_t kAlone<T> = kMostSixteen;
 
 template <class T, bool wide>
 void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
-  if (a.tokens == 1) return rows_times<T, 1, wide>(w, first, last, a, y, stride);
-  if (a.tokens == 2) return rows_times<T, 2, wide>(w, first, last, a, y, stride);
-  if (a.tokens == 3) return rows_times<T, 3, wide>(w, first, last, a, y, stride);
-  if (a.tokens == 4) return rows_times<T, 4, wide>(w, first, last, a, y, stride);
-  multiply_many<T, wide>(w, first, last, a, y, stride);
+  if (a.tokens > kFewTokens) return multiply_many<T, wide>(w, first, last, a, y, stride);
+  with_constant<kFewTokens>(a.tokens, [&]<int N>() { rows_times<T, N, wide>(w, first, last, a, y, stride); });
 }
 
 #endif

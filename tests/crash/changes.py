@@ -28,12 +28,13 @@ from typing import Any
 from polyquant.conversion import execute
 from polyquant.storage import renames
 
-__all__ = ["ALWAYS", "DISTURBANCES", "ERRORS", "KILLS", "Call", "Changes"]
+__all__ = ["ALWAYS", "DISTURBANCES", "ERRORS", "KILLS", "SYNCS", "Call", "Changes"]
 
 ERRORS = ("ENOSPC", "EIO", "EACCES")
 ALWAYS = ("full", "readonly")
 KILLS = ("kill", "half", "twice")
 DISTURBANCES = (*KILLS, *ERRORS, *ALWAYS)
+SYNCS = ("fsync", "fdatasync")
 
 _WRITES = {"write": 1, "pwrite": 1, "copy_file_range": 2}
 """Calls that transfer bytes, and the position of the argument that has or limits them."""

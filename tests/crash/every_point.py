@@ -37,7 +37,7 @@ sys.dont_write_bytecode = True
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: threads do not survive a fork
 
 from cli.child import warm  # noqa: E402 - after the path
-from crash.changes import DISTURBANCES, KILLS, Call, Changes  # noqa: E402
+from crash.changes import DISTURBANCES, KILLS, SYNCS, Call, Changes  # noqa: E402
 from crash.power import Disk, Operation, Recording, State  # noqa: E402
 from crash.verbs import FOREIGN, UNSYNCED, VERBS, Files, Job, Verb, make_inputs  # noqa: E402
 from polyquant.errors import PolyquantError  # noqa: E402
@@ -310,6 +310,8 @@ def points(verb: Verb, calls: tuple[Call, ...], how: list[str], every: int) -> I
     """Yield (call, disturbance)."""
     for kind in how:
         able = [n for n, c in enumerate(calls) if kind != "half" or (c.nbytes > 1 and not verb.atomic)]
+        if kind == "kill":  # a kill after fsync leaves what a kill before it does
+            able = [n for n in able if n == 0 or calls[n - 1].name not in SYNCS]
         for n in able[DISTURBANCES.index(kind) * 7 % min(every, len(able) or 1) :: every]:
             yield n, kind
 

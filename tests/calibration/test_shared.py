@@ -27,7 +27,7 @@ MIXTURE = VECTORS / "architectures/mixtral"
 
 def text(folder: Path) -> Path:
     path = folder / "text.txt"
-    path.write_text(" ".join(f"and it came to pass {i} that day" for i in range(3000)))
+    path.write_text(" ".join(f"and it came to pass {i} that day" for i in range(700)))
     return path
 
 

@@ -44,8 +44,12 @@ class Embedding:
         Raises InputError beyond the last position.
         """
         codec, shape = self.table.codec, self.table.shape
+        first: dict[int, int] = {}
         for i, token in enumerate(tokens.tolist()):
-            codec.dequantize(self._parts, shape, rows=slice(token, token + 1), out=out[i : i + 1])
+            if (same := first.setdefault(token, i)) < i:
+                out[i] = out[same]
+            else:
+                codec.dequantize(self._parts, shape, rows=slice(token, token + 1), out=out[i : i + 1])
         if self.scale != 1:
             out *= self.scale
         if self.positions is not None:

@@ -207,9 +207,10 @@ def _weight(header: Header, placed: Placed, ternary_layout: str | None) -> Weigh
     why = "polyquant does not know this type"
     if meaning is not None and name is not None:
         codec = named_codec(name)
-        fields = codec.fields if isinstance(codec, Swappable) else None
-        if fields is not None or not foreign(header.order):
-            swap = Swap(meaning.nbytes, fields) if foreign(header.order) and fields else None
+        swapped = foreign(header.order)
+        fields = codec.fields if swapped and isinstance(codec, Swappable) else None
+        if fields is not None or not swapped:
+            swap = Swap(meaning.nbytes, fields) if fields else None
             # For whole-tensor types the size may depend on a tiling that the file does not store: use the file's size.
             spec = ArraySpec((placed.nbytes,), np.dtype(np.uint8)) if meaning.whole else codec.specs(shape)["blocks"]
             return Weight(info.name, shape, codec, {"blocks": FileArray(source, offset, spec, swap)})

@@ -53,10 +53,10 @@ class Outcome:
 class Server:
     """`run` is one call of the command; close() ends the server."""
 
-    def __init__(self) -> None:
-        env = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+    def __init__(self, cwd: Path | None = None, **environment: str) -> None:
+        env = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", **environment}
         self._child = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=cwd
         )
 
     def run(self, *args: object, file_limit: int | None = None, columns: int = 80) -> Outcome:

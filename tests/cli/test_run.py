@@ -23,11 +23,11 @@ LLAMA = demo_model("llama")
 PROMPT = "And it came to pass"
 SIX = ", when the man was come"  # the next six tokens, by transformers 5.23 in float32
 SLOW = """
-import sys, time
+import os, sys, time
 from polyquant.runtime.session import Session
 feed = Session.feed
 def slowly(self, tokens):
-    time.sleep(0.05)
+    time.sleep(float(os.environ.get("SECONDS_PER_TOKEN", "0.05")))
     return feed(self, tokens)
 Session.feed = slowly
 from polyquant.cli import main
@@ -255,12 +255,12 @@ def test_text_streams_and_a_closed_pipe_ends_the_program_quietly():
 
 
 class Terminal:
-    """Run the command on its own terminal."""
+    """Run the command on its own terminal. seconds: at least, for each token."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, seconds=0.0):
         self.master, slave = pty.openpty()
         words = [sys.executable, "-c", SLOW, "run", *map(str, args)]
-        env = {**os.environ, "TERM": "dumb"}
+        env = {**os.environ, "TERM": "dumb", "SECONDS_PER_TOKEN": str(seconds)}
         self.child = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=env)
         os.close(slave)
         self.seen = ""
@@ -349,7 +349,7 @@ def test_a_chat_answer_continues_until_the_context_is_full(tmp_path):
 
 
 def test_an_interrupt_ends_an_answer_then_the_conversation(tmp_path):
-    terminal = Terminal(with_template(tmp_path), "-n", 400)
+    terminal = Terminal(with_template(tmp_path), "-n", 400, seconds=0.05)
     terminal.until("you> ")
     terminal.type(f"{PROMPT}\n")
     terminal.until(", when the")

@@ -1,6 +1,8 @@
 """Call a binding with every kind of invalid argument, in a process that may crash:
 
-    python binding_child.py        one NAME a line of stdin: a function, `Class.method`, "every codec" or "over time"
+    python binding_child.py MANY   one NAME a line of stdin: a function, `Class.method`, "every codec" or "over time"
+
+MANY: with this many valid calls of which two or three arguments are replaced.
 
 Each is called in a fork, which takes numpy and the extension from its parent. Prints one line of JSON for each: exit
 status, what the fork printed, and stderr, whose last line is the call at which a fork crashed.
@@ -38,6 +40,7 @@ from binding_calls import (
     u8,
 )  # fmt: skip
 
+MANY = int(sys.argv[1])
 ALLOWED = (TypeError, ValueError)
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
 """Sanitizers reserve terabytes of address space, and end the process if memory is refused."""
@@ -136,7 +139,7 @@ def exercise(name: str) -> Binding:
                 arguments = plain(sound())
                 arguments[i] = value
                 b.call(arguments, refused=b.refused(i, kind, value))
-        for _ in range(400 if len(kinds) > 1 else 0):
+        for _ in range(MANY if len(kinds) > 1 else 0):
             arguments = plain(sound())
             for i in rng.choice(len(kinds), 2 if rng.integers(2) else min(3, len(kinds)), replace=False):
                 arguments[i] = choices[i][rng.integers(len(choices[i]))]

@@ -35,11 +35,11 @@ def test_every_binding_has_a_valid_call():
     assert members() == sorted(SOUND)
 
 
-@pytest.fixture(scope="module")
-def child():
-    """The process that forks for each binding."""
+@pytest.fixture(scope="module", params=[100, pytest.param(1000, marks=pytest.mark.slow)])
+def child(request):
+    """The process that forks for each binding, with this many calls of several invalid arguments."""
     running = subprocess.Popen(
-        [sys.executable, "-W", "ignore", Path(__file__).with_name("binding_child.py")],
+        [sys.executable, "-W", "ignore", Path(__file__).with_name("binding_child.py"), str(request.param)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""examples/plugin as users install it: built and installed by pip, then the real command line in child processes."""
+"""examples/plugin as users install it: built and installed by pip, then the real command line in child processes (cli/child.py)."""
 
 import os
 import re
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import polyquant
+from cli.child import Server
 
 PACKAGE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
 HOME = Path(polyquant.__file__).resolve().parent
@@ -50,15 +51,24 @@ def installed(tmp_path_factory):
 def run(installed, tmp_path_factory):
     """Calls the command line with the package installed, in a folder that holds x.pqx."""
     folder = tmp_path_factory.mktemp("work")
+    server = Server(folder, PYTHONPATH=os.pathsep.join([str(installed), str(HOME.parent)]))
 
     def call(*arguments, code=0):
-        done = child(["-m", "polyquant", *arguments], installed, cwd=folder)
-        assert done.returncode == code, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
-        return done.stdout + done.stderr
+        done = server.run(*arguments, columns=200)
+        assert done.code == code, done.out + done.err
+        assert "Traceback" not in done.err
+        return done.out + done.err
 
     call("convert", LLAMA, "x.pqx", "--to", "example", "--codec", "example.q6", "--alignment", "64")
-    return call
+    yield call
+    server.close()
+
+
+def test_a_process_of_its_own(installed, tmp_path):
+    said = child(["-m", "polyquant", "convert", LLAMA, "x.pqx", "--to", "example"], installed, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    said = child(["-m", "polyquant", "inspect", "x.pqx"], installed, cwd=tmp_path)
+    assert "example (starts with PQX1)" in said.stdout and not said.stderr
 
 
 def test_inspect(run):

@@ -1,4 +1,4 @@
-"""examples/plugin as users install it: built and installed by pip, then the real command line in child processes (cli/child.py)."""
+"""examples/plugin as users install it: built and installed by pip, then the command line in processes (cli/child.py)."""
 
 import os
 import re

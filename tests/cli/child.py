@@ -113,7 +113,9 @@ def warm() -> None:
     """Import everything that a command may need, so that a forked child starts at once."""
     import polyquant.cli
     from polyquant import registry
+    from polyquant.conversion import speed
 
+    speed._SECONDS = 0.001  # of each measurement of a plan; tests of its estimates run elsewhere
     for name in registry.CODECS:
         registry.codec(name)
     registry.architectures()

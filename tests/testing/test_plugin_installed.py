@@ -1,4 +1,4 @@
-"""examples/plugin as users install it: built and installed by pip, then the command line in processes (cli/child.py)."""
+"""examples/plugin as users install it: built and installed by pip, then the command line in forks (cli/child.py)."""
 
 import os
 import re

@@ -5,6 +5,7 @@ Each call reports its exit code, output, CPU time and peak memory.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -128,6 +129,8 @@ def warm() -> None:
             importlib.import_module(module)
     for module in ("console", "progress", "spinner", "table", "text"):
         importlib.import_module(f"rich.{module}")
+    gc.collect()
+    gc.freeze()  # collections in a fork do not touch, and so copy, the objects of all modules
 
 
 def _serve() -> None:

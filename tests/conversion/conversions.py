@@ -1,6 +1,7 @@
 """Digests of many conversions, as a program: conversions.py THREADS GROUP... prints JSON, name -> SHA-256.
 
-Groups: "plain" (no calibration), "slow" (long without native kernels), "calibrated" (a Hessian chooses the codes).
+Groups: "plain" (no calibration), "slow" (long without native kernels), "calibrated" (a Hessian chooses the codes),
+"slow calibrated" (both).
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ def cases(tiny: Path, text: Path) -> dict[str, dict[str, Case]]:
     slow["trellis 4.5 bpw"] = (tiny, "v3", {"to": "trellis-v3", "target_bpw": 4.5, "effort": "fast"})
     to = {"to": "msmodelslim", "calibration": text}
     calibrated: dict[str, Case] = {
-        "ldlq": (tiny, "v3", {"codec": "trellis.3.mul1.12", "calibration": text}),
         "w8a8": (tiny, "w", {**to, "codec": "w8a8"}),
         "gptq w8a8": (tiny, "w", {**to, "codec": "w8a8", "effort": "max"}),
         "gptq w4a16": (tiny, "w", {**to, "codec": "w4a16", "effort": "max"}),
@@ -57,7 +57,8 @@ def cases(tiny: Path, text: Path) -> dict[str, dict[str, Case]]:
         "keep auto": (tiny, "w", {**to, "codec": "w8a8", "keep": ("auto",)}),
     }
     calibrated |= {f"smooth {s}": (tiny, "w", {**to, "codec": "w8a8", "smooth": s}) for s in ("m1", "m4", "shift")}
-    return {"plain": plain, "slow": slow, "calibrated": calibrated}
+    both: dict[str, Case] = {"ldlq": (tiny, "v3", {"codec": "trellis.3.mul1.12", "calibration": text})}
+    return {"plain": plain, "slow": slow, "calibrated": calibrated, "slow calibrated": both}
 
 
 def digest(path: Path) -> str:

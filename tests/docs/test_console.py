@@ -27,7 +27,13 @@ NOT_RUN = {
     "docs/vllm.md": 1,  # installs vLLM
 }
 """Blocks that are not run, for a reason that is given before each."""
-SLOW = {"docs/calibration.md", "docs/evaluate.md", "docs/tutorials/llama-cpp.md"}
+SLOW = {
+    "docs/calibration.md",
+    "docs/evaluate.md",
+    "docs/hub.md",
+    "docs/tutorials/llama-cpp.md",
+    "docs/tutorials/research.md",
+}
 
 
 def name_of(page: Path) -> str:

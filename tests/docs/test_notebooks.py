@@ -19,7 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+SLOW = {"2-compare-quantizers"}
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in SLOW else []) for p in NOTEBOOKS]
+)
 def test_a_notebook_gives_its_outputs(path):
     for package in ("nbclient", "ipykernel", "pandas", "tokenizers", "vl_convert"):
         pytest.importorskip(package, reason=f"{package} is not installed")

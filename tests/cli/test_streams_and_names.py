@@ -27,18 +27,24 @@ def shell(redirected, *arguments, cwd):
     return done
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+COMMANDS = (
+    ("--help",),
+    ("inspect", GGUF),
+    ("validate", GGUF, "--format", "json"),
+    ("run", GGUF, "-p", "x", "-n", "1"),
+    ("codecs",),
+    ("doctor",),
+)
+CLOSED = (">&-", "2>&-", "<&-", "<&- >&- 2>&-")
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("closed", "arguments"),
     [
-        ("--help",),
-        ("inspect", GGUF),
-        ("validate", GGUF, "--format", "json"),
-        ("run", GGUF, "-p", "x", "-n", "1"),
-        ("codecs",),
-        ("doctor",),
+        pytest.param(c, a, id=f"{a[0]}-{c}", marks=[] if c == CLOSED[-1] or a[0] == "run" else [pytest.mark.slow])
+        for a in COMMANDS
+        for c in CLOSED
     ],
-    ids=lambda a: a[0],
 )
 def test_closed_streams_are_like_dev_null(closed, arguments, tmp_path):
     done = shell(closed, *arguments, cwd=tmp_path)

@@ -81,7 +81,12 @@ def gaussians(rows, k):
     return np.random.default_rng(8).standard_normal((rows, k)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", WRITABLE)
+def slow(name):
+    """The numpy encoder of trellis codes takes a second for each width."""
+    return [pytest.mark.slow_with_numpy] if name.startswith("trellis") and name != "trellis.3" else []
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=slow(n)) for n in WRITABLE])
 def test_registered_codecs_fulfil_the_contract(name, engine):
     exact = name in TERNARY | INTEGERS | {"f32", "f64"}
     weighted = name not in TERNARY | INTEGERS and not name.startswith(("f", "bf"))

@@ -1,6 +1,8 @@
 """The short form of `make fuzz`: seeds, inputs that failed once, and some mutations, in a process with limits."""
 
+import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -20,26 +22,71 @@ ENVIRONMENT = {
 }
 
 
-def run(name, runs, folder):
+SERVER = """
+import json, os, sys, tempfile, traceback
+from fuzz import run, targets
+from fuzz.targets import TARGETS
+for line in sys.stdin:
+    name, runs, folder = json.loads(line)
+    with tempfile.TemporaryFile("w+") as said:
+        if (pid := os.fork()) == 0:
+            code = 1
+            try:
+                os.dup2(said.fileno(), 2)
+                os.chdir(folder)
+                done, accepted = run.plain(name, runs, 1)
+                print(done, accepted, file=said, flush=True)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        said.seek(0)
+        print(json.dumps([code, said.read()]), flush=True)
+"""
+"""Forks for each line of stdin: the modules are imported once."""
+
+
+@pytest.fixture(scope="module")
+def run():
     """Executions and accepted inputs of one target."""
-    command = [sys.executable, "-m", "fuzz.run", "--plain", "--runs", str(runs), name]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=ENVIRONMENT, cwd=folder, timeout=500, check=False
+    child = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    words = done.stdout.split()
-    return int(words[1]), int(words[3])
+
+    def call(name, runs, folder):
+        child.stdin.write(json.dumps([name, runs, str(folder)]) + "\n")
+        child.stdin.flush()
+        assert select.select([child.stdout], [], [], 500)[0], "hangs"
+        code, said = json.loads(child.stdout.readline())
+        assert code == 0, said[-3000:]
+        done, accepted = said.split()[-2:]
+        return int(done), int(accepted)
+
+    yield call
+    child.kill()
+    child.communicate()
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_mutated_input_is_read_or_refused(name, tmp_path):
+def test_mutated_input_is_read_or_refused(name, run, tmp_path):
     executions, accepted = run(name, SHORT, tmp_path)
     assert executions >= SHORT and 0 < accepted < executions
 
 
+def test_the_program(tmp_path):
+    command = [sys.executable, "-m", "fuzz.run", "--plain", "--runs", "9", "config"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[1]) >= 9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
-def test_mutated_input_is_read_or_refused_for_longer(name, tmp_path):
+def test_mutated_input_is_read_or_refused_for_longer(name, run, tmp_path):
     assert run(name, LONG, tmp_path)[0] >= LONG
 
 

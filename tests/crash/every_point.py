@@ -14,6 +14,7 @@ Disturbances: see changes.py; jobs: verbs.py.
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import json
 import os
@@ -26,7 +27,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -348,6 +349,15 @@ def answer(name: str, how: list[str], every: int, room: Path, inputs: Path) -> A
     return Answer(tuple(c.name for c in tester.calls), str(tester.top), tester.undisturbed.pid, tried, tuple(wrong))
 
 
+def _run_once(top: Path, inputs: Path) -> None:
+    """Run some jobs here, so that forks find what a first run of each computes and keeps."""
+    top.mkdir()
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        for name in ("gguf", "edit", "embed", "checksum", "importance", "repair", "save-folder"):
+            assert _called(VERBS[name].job, top, inputs) == 0
+    shutil.rmtree(top)
+
+
 @contextmanager
 def answering() -> Iterator[Callable[[str, list[str], int], Answer]]:
     """Import everything and yield a function that tests one job."""
@@ -356,6 +366,8 @@ def answering() -> Iterator[Callable[[str, list[str], int], Answer]]:
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
         folder = Path(name)
         make_inputs(folder / "inputs")
+        _run_once(folder / "once", folder / "inputs")
+        gc.collect()
         gc.freeze()
         rooms = itertools.count()
 

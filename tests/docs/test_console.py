@@ -31,6 +31,7 @@ SLOW = {
     "docs/calibration.md",
     "docs/evaluate.md",
     "docs/hub.md",
+    "docs/tutorials/deploy.md",
     "docs/tutorials/llama-cpp.md",
     "docs/tutorials/research.md",
 }

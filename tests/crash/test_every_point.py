@@ -80,7 +80,7 @@ def test_kills_and_errors_at_one_point_each(ask, verb, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", [v for v in VERBS if v not in QUICK])
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_job_killed_before_and_in_each_change(ask, verb, record_property):
     found = ask(verb, KILLS, 1)
     record_property("calls", len(found["calls"]))

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -97,6 +98,42 @@ def markdown(results: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measured(name: str, section: Section, console: Console) -> dict:
+    """Measure a section and print its table; returns what the file of figures has of it."""
+    peers = {peer: release(peer) for peer in section.peers}
+    if "llama-cpp-python" in peers:
+        peers |= {peer: found for peer in PROGRAMS if (found := release(peer))}
+    rows: list[Row] = []
+    spreads: list[float | None] = []
+    noise()  # of what came before
+    for row in section.rows():
+        rows.append(row)
+        found = noise()  # rows of one measurement share it
+        spreads.append(found if found is not None else spreads[-1] if spreads else None)
+        print(f"{row.name}: {number(row.ours)} {row.unit}, times {number(row.ratio)}", file=sys.stderr, flush=True)
+    console.print(table(section, rows))
+    for peer, found in peers.items():
+        console.print(f"{peer} {found}" if found else f"{peer} is not installed: no comparison (pip install {peer})")
+    return {
+        "section": name,
+        "peers": peers,
+        "rows": [
+            {"name": r.name, "unit": r.unit, "ours": r.ours, "peer": r.peer, "ratio": r.ratio, "bar": r.bar,
+             "met": r.met, "more": r.more, "noise": spread, **r.extra}
+            for r, spread in zip(rows, spreads, strict=True)
+        ],
+    }  # fmt: skip
+
+
+def write(results: dict, figures: Path | None, page: Path | None) -> None:
+    """Write the figures, and the tables."""
+    if figures:
+        figures.parent.mkdir(parents=True, exist_ok=True)
+        figures.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if page:
+        page.write_text(markdown(results), encoding="utf-8")
+
+
 def main() -> int:
     """Measure, print and write the requested sections."""
     parser = argparse.ArgumentParser(description="benchmark polyquant against its peers")
@@ -116,46 +153,28 @@ def main() -> int:
         console.width = 120
     results = {"machine": machine(), "sections": {}}
     console.print(", ".join(f"{key} {value}" for key, value in results["machine"].items()))
-    missed = False
     for path in args.add:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["machine"] != results["machine"]:
             parser.error(f"{path} is of another machine, version or instruction set")
         results["sections"] |= found["sections"]
+    missed, failed = False, []
     for name in args.sections or ([] if args.add else NAMES):
         section: Section = import_module(f"bench_{name}").SECTION
-        peers = {peer: release(peer) for peer in section.peers}
-        if "llama-cpp-python" in peers:
-            peers |= {peer: found for peer in PROGRAMS if (found := release(peer))}
-        rows: list[Row] = []
-        spreads: list[float | None] = []
-        noise()  # of what came before
-        for row in section.rows():
-            rows.append(row)
-            found = noise()  # rows of one measurement share it
-            spreads.append(found if found is not None else spreads[-1] if spreads else None)
-            print(f"{row.name}: {number(row.ours)} {row.unit}, times {number(row.ratio)}", file=sys.stderr, flush=True)
-        missed |= any(row.met is False for row in rows)
-        console.print(table(section, rows))
-        for peer, found in peers.items():
-            console.print(
-                f"{peer} {found}" if found else f"{peer} is not installed: no comparison (pip install {peer})"
-            )
-        results["sections"][section.title] = {
-            "section": name,
-            "peers": peers,
-            "rows": [
-                {"name": r.name, "unit": r.unit, "ours": r.ours, "peer": r.peer, "ratio": r.ratio, "bar": r.bar,
-                 "met": r.met, "more": r.more, "noise": spread, **r.extra}
-                for r, spread in zip(rows, spreads, strict=True)
-            ],
-        }  # fmt: skip
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if args.markdown:
-        args.markdown.write_text(markdown(results), encoding="utf-8")
-    return int(missed)
+        try:
+            found = measured(name, section, console)
+        except subprocess.CalledProcessError as error:
+            said = (error.stderr or b"").decode("utf-8", "replace").strip() or str(error)
+            print(f"{name}: not measured, because a command failed: {said.splitlines()[-1]}", file=sys.stderr)
+            failed.append(name)
+            continue
+        missed |= any(row["met"] is False for row in found["rows"])
+        results["sections"][section.title] = found
+        write(results, args.json, None)  # what is measured stays if a later section fails
+    write(results, args.json, None if failed else args.markdown)
+    if failed and args.json:
+        print(f"again, with what was measured: bench/run.py {' '.join(failed)} --add {args.json}", file=sys.stderr)
+    return int(missed or bool(failed))
 
 
 if __name__ == "__main__":

@@ -114,3 +114,20 @@ def test_a_llama_bench_stands_in_for_the_library(bench, tmp_path, monkeypatch):
     script.write_text("#!/bin/sh\necho no\n")
     with pytest.raises(RuntimeError, match="printed no figures"):
         peers.llama_bench(script, Path("m.gguf"), 2, 0, 24)
+
+
+def test_figures_stay_when_a_later_section_fails(bench, tmp_path, monkeypatch, capsys):
+    run, out = bench("run"), tmp_path / "bench.json"
+    fails = "subprocess.run([sys.executable, '-c', 'exit(chr(110) + chr(111))'], capture_output=True, check=True)"
+    for name, body in (("good", "yield Row('a row', 's', 1.0)"), ("bad", f"yield {fails}")):
+        lines = ["import subprocess, sys", "from measure import Row, Section", "def rows():", f"    {body}"]
+        (tmp_path / f"bench_{name}.py").write_text("\n".join([*lines, f"SECTION = Section('{name}', rows)"]))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(run, "NAMES", ["bad", "good"])
+    monkeypatch.setattr(sys, "argv", ["run.py", "--json", str(out), "--markdown", str(tmp_path / "page.md")])
+    assert run.main() == 1
+    assert [found["section"] for found in json.loads(out.read_text())["sections"].values()] == ["good"]
+    assert not (tmp_path / "page.md").exists()
+    said = capsys.readouterr().err.splitlines()
+    assert "bad: not measured, because a command failed: no" in said
+    assert said[-1] == f"again, with what was measured: bench/run.py bad --add {out}"

@@ -7,7 +7,6 @@ import html
 import re
 from collections.abc import Awaitable, Callable
 
-from textual import _wait
 from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Input
@@ -15,8 +14,6 @@ from textual.widgets import Input
 from polyquant.integrations.tui.app import Browser
 
 _PATIENCE = 30.0
-_wait.SLEEP_GRANULARITY, _wait.SLEEP_IDLE = 0.004, 0.0002
-"""Seconds after which the pilot looks whether the process is idle, three times for each key."""
 
 
 class Driver:

@@ -105,7 +105,7 @@ def measured(name: str, section: Section, console: Console) -> dict:
         peers |= {peer: found for peer in PROGRAMS if (found := release(peer))}
     rows: list[Row] = []
     spreads: list[float | None] = []
-    noise()  # of what came before
+    noise()  # of earlier sections
     for row in section.rows():
         rows.append(row)
         found = noise()  # rows of one measurement share it
@@ -170,10 +170,10 @@ def main() -> int:
             continue
         missed |= any(row["met"] is False for row in found["rows"])
         results["sections"][section.title] = found
-        write(results, args.json, None)  # what is measured stays if a later section fails
+        write(results, args.json, None)  # before a later section fails
     write(results, args.json, None if failed else args.markdown)
     if failed and args.json:
-        print(f"again, with what was measured: bench/run.py {' '.join(failed)} --add {args.json}", file=sys.stderr)
+        print(f"to measure only these: bench/run.py {' '.join(failed)} --add {args.json}", file=sys.stderr)
     return int(missed or bool(failed))
 
 

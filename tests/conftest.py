@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def unsynced(fd):
-    """Check the file only: files of tests need not survive a power loss; crash/ has processes of its own."""
+    """Check the file only: files of tests need not survive a power loss; crash/ tests that in separate processes."""
     os.fstat(fd if isinstance(fd, int) else fd.fileno())
 
 

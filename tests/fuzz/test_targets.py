@@ -28,22 +28,22 @@ from fuzz import run, targets
 from fuzz.targets import TARGETS
 for line in sys.stdin:
     name, runs, folder = json.loads(line)
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output:
         if (pid := os.fork()) == 0:
             code = 1
             try:
-                os.dup2(said.fileno(), 2)
+                os.dup2(output.fileno(), 2)
                 os.chdir(folder)
                 done, accepted = run.plain(name, runs, 1)
-                print(done, accepted, file=said, flush=True)
+                print(done, accepted, file=output, flush=True)
                 code = 0
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        said.seek(0)
-        print(json.dumps([code, said.read()]), flush=True)
+        output.seek(0)
+        print(json.dumps([code, output.read()]), flush=True)
 """
 """Forks for each line of stdin: the modules are imported once."""
 
@@ -59,9 +59,9 @@ def run():
         child.stdin.write(json.dumps([name, runs, str(folder)]) + "\n")
         child.stdin.flush()
         assert select.select([child.stdout], [], [], 500)[0], "hangs"
-        code, said = json.loads(child.stdout.readline())
-        assert code == 0, said[-3000:]
-        done, accepted = said.split()[-2:]
+        code, output = json.loads(child.stdout.readline())
+        assert code == 0, output[-3000:]
+        done, accepted = output.split()[-2:]
         return int(done), int(accepted)
 
     yield call

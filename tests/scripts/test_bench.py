@@ -130,4 +130,4 @@ def test_figures_stay_when_a_later_section_fails(bench, tmp_path, monkeypatch, c
     assert not (tmp_path / "page.md").exists()
     said = capsys.readouterr().err.splitlines()
     assert "bad: not measured, because a command failed: no" in said
-    assert said[-1] == f"again, with what was measured: bench/run.py bad --add {out}"
+    assert said[-1] == f"to measure only these: bench/run.py bad --add {out}"

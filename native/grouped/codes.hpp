@@ -200,7 +200,8 @@ struct GroupedCodes {
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4])
     requires(bits == 4 && per == 32)
   {
-    both_nibbles(_mm512_loadu_si512(b), codes), both_nibbles(_mm512_loadu_si512(b + 64), codes + 2);
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) both_nibbles(_mm512_loadu_si512(b + 64 * h), codes + 2 * h);
   }
 
   template <class P>
@@ -228,9 +229,8 @@ struct GroupedFp4 {
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4])
     requires(per == 32)
   {
-    both_nibbles(_mm512_loadu_si512(b), codes), both_nibbles(_mm512_loadu_si512(b + 64), codes + 2);
     PQ_UNROLL
-    for (__m512i& x : codes) x = look_up64<0>(kRaisedE2m1, x);
+    for (int h = 0; h < 2; ++h) both_levels(kRaisedE2m1, _mm512_loadu_si512(b + 64 * h), codes + 2 * h);
   }
 
   template <class P>

@@ -345,6 +345,12 @@ struct UnitScales {
 
 PQ_INLINE void both_nibbles(__m512i x, __m512i* codes) { codes[0] = field64(x, 0, 15), codes[1] = field64(x, 4, 15); }
 
+// The levels of both nibbles.
+PQ_INLINE void both_levels(const int8_t* table, __m512i x, __m512i* codes) {
+  both_nibbles(x, codes);
+  codes[0] = look_up64<0>(table, codes[0]), codes[1] = look_up64<0>(table, codes[1]);
+}
+
 // Sixteen bytes each from four blocks.
 PQ_INLINE __m512i four_blocks(const uint8_t* b, int stride) {
   const auto at = [=](int i) { return reinterpret_cast<const __m128i*>(b + i * stride); };
@@ -451,9 +457,8 @@ struct ByteCodes {
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
     b += head;
     PQ_UNROLL
-    for (int i = 0; i < 4; ++i, b += 2 * bytes) {
+    for (int i = 0; i < 4; ++i, b += 2 * bytes)
       codes[i] = _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(load32(b))), __m256i(load32(b + bytes)), 1);
-    }
   }
 
   template <class P>
@@ -1046,9 +1051,7 @@ struct Iq4NlCodes {
   static constexpr Order order = Order::halves;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
     PQ_UNROLL
-    for (int h = 0; h < 2; ++h) both_nibbles(four_blocks(b + 72 * h + 2, 18), codes + 2 * h);
-    PQ_UNROLL
-    for (__m512i& x : codes) x = look_up64<0>(kLevels4, x);
+    for (int h = 0; h < 2; ++h) both_levels(kLevels4, four_blocks(b + 72 * h + 2, 18), codes + 2 * h);
   }
 
   template <class P>
@@ -1085,9 +1088,7 @@ struct Iq4XsCodes {
   static constexpr Order order = Order::halves;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
     PQ_UNROLL
-    for (int h = 0; h < 2; ++h) both_nibbles(_mm512_loadu_si512(b + 8 + 64 * h), codes + 2 * h);
-    PQ_UNROLL
-    for (__m512i& x : codes) x = look_up64<0>(kLevels4, x);
+    for (int h = 0; h < 2; ++h) both_levels(kLevels4, _mm512_loadu_si512(b + 8 + 64 * h), codes + 2 * h);
   }
 
   template <class P>
@@ -1123,9 +1124,7 @@ struct Mxfp4Codes {
   static constexpr Order order = Order::halves;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
     PQ_UNROLL
-    for (int h = 0; h < 2; ++h) both_nibbles(four_blocks(b + 68 * h + 1, 17), codes + 2 * h);
-    PQ_UNROLL
-    for (__m512i& x : codes) x = look_up64<0>(kTwiceE2m1, x);
+    for (int h = 0; h < 2; ++h) both_levels(kTwiceE2m1, four_blocks(b + 68 * h + 1, 17), codes + 2 * h);
   }
 
   template <class P>

@@ -110,19 +110,23 @@ PQ_INLINE Row<T> row_at(const PackedMatrix& w, size_t v, float* room) {
   return {w.data + v * w.line_bytes, whole_units<T>(w, v), room, room + each};
 }
 
-// Codes of unit `u` (256 weights) of a row. A partial unit is completed with zero bytes: the activations are 0 there.
-// apart: by `take_apart`.
+// The bytes of unit `u` (256 weights) of a row. A partial unit is completed with zero bytes in `room`: the activations
+// are 0 there.
+template <class T>
+PQ_INLINE const uint8_t* whole_unit(const uint8_t* line, size_t u, size_t cols, uint8_t (&room)[kUnitBytes<T>]) {
+  const uint8_t* b = line + u * sizeof room;
+  if (cols >= (u + 1) * kUnit) [[likely]]
+    return b;
+  std::memset(room, 0, sizeof room);
+  std::memcpy(room, b, (cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
+  return room;
+}
+
+// Codes of unit `u` of a row. apart: by `take_apart`.
 template <class T, bool apart = false>
 PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
-  constexpr size_t size = kUnitBytes<T>;
-  const uint8_t* b = row.line + u * size;
-  uint8_t padded[size];
-  if (cols < (u + 1) * kUnit) [[unlikely]] {
-    std::memset(padded, 0, size);
-    std::memcpy(padded, b, (cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
-    b = padded;
-  }
-  T::take(b, row.lane, c);
+  uint8_t room[kUnitBytes<T>];
+  T::take(whole_unit<T>(row.line, u, cols, room), row.lane, c);
 }
 
 // Types whose codes are multiplied in the order of Activations::apart, which costs less to unpack.

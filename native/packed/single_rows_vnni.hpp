@@ -141,14 +141,9 @@ template <class T, int N, bool wide>
     PQ_UNROLL
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = offsets[n] = _mm512_setzero_ps();
     for (size_t u = 0; u < units; ++u) {
-      const uint8_t* b = row.line + u * bytes;
-      fetch_ahead<bytes>(b);
+      fetch_ahead<bytes>(row.line + u * bytes);
       uint8_t padded[bytes];
-      if (w.cols < (u + 1) * kUnit) [[unlikely]] {
-        std::memset(padded, 0, bytes);
-        std::memcpy(padded, b, (w.cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
-        b = padded;
-      }
+      const uint8_t* const b = whole_unit<T>(row.line, u, w.cols, padded);
       const UnitScales scales = unit_scales<T>(row, b, u);
       constexpr bool raised = T::top == 0;
       __m512i codes[4], start[4];

@@ -52,7 +52,7 @@ void dequantize_grouped(const PackedMatrix& w, size_t v, float* out) {
 #define PQ_GROUPED(name, ...)                                                                                         \
   PackedKernel {                                                                                                      \
     name, __VA_ARGS__::block, __VA_ARGS__::bytes, 1, multiply<__VA_ARGS__>, dequantize_grouped<__VA_ARGS__>, nullptr, \
-        kAlone<__VA_ARGS__>, kTiled<__VA_ARGS__>                                                                      \
+        kAlone<__VA_ARGS__>, kTiled<__VA_ARGS__>, kOrders<__VA_ARGS__>                                                \
   }
 
 constexpr PackedKernel kGrouped[] = {

@@ -49,6 +49,10 @@ constexpr int kCentre<T> = T::zero;
 template <class T>
 constexpr size_t kAlone = kFewTokens;
 
+// Whether few tokens are read in the orders of Activations::paired and apart.
+template <class T>
+constexpr bool kOrders = true;
+
 // The least number of tokens that are multiplied in tiles. Fewer are faster while they are unpacked, and sums of 16
 // columns are stored so often that tiles gain nothing.
 template <class T>
@@ -430,6 +434,11 @@ PQ_INLINE __m256i eight_words(const int16_t* p) {
 #include "packed/rows_vnni.hpp"
 #include "packed/single_rows_vnni.hpp"
 #include "packed/tiles_amx.hpp"
+#endif
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+template <InRegisters T>
+constexpr bool kOrders<T> = false;
 #endif
 
 // One to four tokens.

@@ -208,7 +208,9 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
     for (size_t first = 0; first < w.rows; first += step) pieces.push_back({j, first, std::min(w.rows, first + step)});
   }
   Activations a{};
-  if (integers) a = rounded(x, jobs[0].matrix->cols, tokens, rounding, tokens <= kFewTokens);
+  const auto orders = [&](const PackedJob& job) { return job.integers(rounding) && job.kernel->orders; };
+  const bool few = tokens <= kFewTokens && std::any_of(jobs.begin(), jobs.end(), orders);
+  if (integers) a = rounded(x, jobs[0].matrix->cols, tokens, rounding, few);
   const FloatInputs in =
       floats ? float_inputs(float_room, x, tokens, jobs[0].matrix->cols) : FloatInputs{x, nullptr, tokens};
   const auto in_lanes = [&](const PackedJob& job) {

@@ -99,6 +99,7 @@ struct PackedKernel {
                  size_t stride) = nullptr;
   size_t alone = kFewTokens;  // the largest number of tokens that need no Activations::lanes
   size_t tiled = kNever;      // with Activations::tiles, so many tokens need them too
+  bool orders = true;         // few tokens are read in the orders of Activations::paired and apart
 };
 
 // Float activations. lanes: of five and more tokens, vectors of kLaneWidth tokens side by side, zeros after the last

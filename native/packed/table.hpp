@@ -564,10 +564,10 @@ void round_token(const float* x, size_t count, size_t blocks, int8_t* q, float* 
 
 // ---------------------------------------------------------------- the table
 
-#define PQ_TYPE(name, ...)                                                                         \
-  PackedKernel {                                                                                   \
-    name, __VA_ARGS__::block, __VA_ARGS__::bytes, int(kLanes<__VA_ARGS__>), multiply<__VA_ARGS__>, \
-        dequantize_row<__VA_ARGS__>, nullptr, kAlone<__VA_ARGS__>, kTiled<__VA_ARGS__>             \
+#define PQ_TYPE(name, ...)                                                                                   \
+  PackedKernel {                                                                                             \
+    name, __VA_ARGS__::block, __VA_ARGS__::bytes, int(kLanes<__VA_ARGS__>), multiply<__VA_ARGS__>,           \
+        dequantize_row<__VA_ARGS__>, nullptr, kAlone<__VA_ARGS__>, kTiled<__VA_ARGS__>, kOrders<__VA_ARGS__> \
   }
 
 constexpr PackedKernel kKernels[] = {

@@ -200,8 +200,7 @@ struct GroupedCodes {
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4])
     requires(bits == 4 && per == 32)
   {
-    PQ_UNROLL
-    for (int h = 0; h < 2; ++h) both_nibbles(_mm512_loadu_si512(b + 64 * h), codes + 2 * h);
+    put_all_nibbles(_mm512_loadu_si512(b), _mm512_loadu_si512(b + 64), codes);
   }
 
   template <class P>
@@ -229,8 +228,7 @@ struct GroupedFp4 {
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4])
     requires(per == 32)
   {
-    PQ_UNROLL
-    for (int h = 0; h < 2; ++h) both_levels(kRaisedE2m1, _mm512_loadu_si512(b + 64 * h), codes + 2 * h);
+    put_all_levels(kRaisedE2m1, _mm512_loadu_si512(b), _mm512_loadu_si512(b + 64), codes);
   }
 
   template <class P>

@@ -16,8 +16,9 @@
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are only passed between inlined functions
 #endif
 
+#include <utility>
+
 #include "base/half.hpp"
-#include "codecs/iq_codebooks.hpp"
 #if defined(PQ_NEON)
 #include <arm_neon.h>
 #endif
@@ -328,15 +329,27 @@ PQ_INLINE void put_halves(const SixteenLines& b, float (*to)[16]) {
   }
 }
 
-// The order of the columns of a unit in four registers of codes (packed/single_rows_vnni.hpp), by halves of groups
-// of 32.
+// The order of the columns of a unit in four registers of codes (packed/single_rows_vnni.hpp). But for the last two,
+// the named order is that of registers 0, 2, 1, 3 after `interleave` of the first with the third and of the second with
+// the fourth: two or four of them then have the same scales in the same lanes.
 enum class Order {
   natural,
-  halves,    // of 128 columns the first halves of four groups, and the second ones
+  halves,    // of 128 columns the first halves of four groups of 32, and the second ones
   nibbles,   // of 128 columns groups 0 and 2, and 1 and 3
-  fields,    // groups g and g + 4
   adjacent,  // of 128 columns the even ones, and the odd ones
+  fields,    // groups g and g + 4
+  pairs,     // of each eight columns 0 and 2, 1 and 3, 4 and 6, 5 and 7
 };
+
+// Of each sixteen bytes the lower eight of both, and the upper eight.
+PQ_INLINE void interleave(__m512i& a, __m512i& b) {
+  const __m512i lower = _mm512_unpacklo_epi64(a, b);
+  b = _mm512_unpackhi_epi64(a, b), a = lower;
+}
+PQ_INLINE void interleave(__m512i (&x)[4]) {
+  interleave(x[0], x[2]), interleave(x[1], x[3]);
+  std::swap(x[1], x[2]);
+}
 
 // Scales d and offsets m of a unit, one per sub-block: in all lanes, or in the lower eight.
 struct UnitScales {
@@ -345,10 +358,16 @@ struct UnitScales {
 
 PQ_INLINE void both_nibbles(__m512i x, __m512i* codes) { codes[0] = field64(x, 0, 15), codes[1] = field64(x, 4, 15); }
 
-// The levels of both nibbles.
-PQ_INLINE void both_levels(const int8_t* table, __m512i x, __m512i* codes) {
-  both_nibbles(x, codes);
-  codes[0] = look_up64<0>(table, codes[0]), codes[1] = look_up64<0>(table, codes[1]);
+// The nibbles of a unit, and their levels.
+PQ_INLINE void put_all_nibbles(__m512i a, __m512i b, __m512i (&codes)[4]) {
+  interleave(a, b);
+  both_nibbles(a, codes), both_nibbles(b, codes + 2);
+  std::swap(codes[1], codes[2]);
+}
+PQ_INLINE void put_all_levels(const int8_t* table, __m512i a, __m512i b, __m512i (&codes)[4]) {
+  put_all_nibbles(a, b, codes);
+  PQ_UNROLL
+  for (int i = 0; i < 4; ++i) codes[i] = look_up64<0>(table, codes[i]);
 }
 
 // Sixteen bytes each from four blocks.
@@ -387,6 +406,8 @@ struct NibbleCodes {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::halves;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    if constexpr (!fifth)
+      return put_all_nibbles(four_blocks(b + start, bytes), four_blocks(b + 4 * bytes + start, bytes), codes);
     PQ_UNROLL
     for (int h = 0; h < 4; h += 2, b += 4 * bytes) {
       both_nibbles(four_blocks(b + start, bytes), codes + h);
@@ -401,6 +422,7 @@ struct NibbleCodes {
         codes[h + 1] = _mm512_mask_add_epi8(codes[h + 1], upper, codes[h + 1], _mm512_set1_epi8(16));
       }
     }
+    interleave(codes);
   }
 
   template <class P>
@@ -459,6 +481,7 @@ struct ByteCodes {
     PQ_UNROLL
     for (int i = 0; i < 4; ++i, b += 2 * bytes)
       codes[i] = _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(load32(b))), __m256i(load32(b + bytes)), 1);
+    interleave(codes);
   }
 
   template <class P>
@@ -634,8 +657,7 @@ struct Q4_KCodes {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::nibbles;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
-    PQ_UNROLL
-    for (int h = 0; h < 2; ++h) both_nibbles(_mm512_loadu_si512(b + 16 + 64 * h), codes + 2 * h);
+    put_all_nibbles(_mm512_loadu_si512(b + 16), _mm512_loadu_si512(b + 80), codes);
   }
 
   template <class P>
@@ -680,6 +702,7 @@ struct Q5_KCodes {
       const __m512i bits = _mm512_inserti64x4(_mm512_set1_epi8(char(1 << g)), _mm256_set1_epi8(char(4 << g)), 1);
       codes[i] = _mm512_mask_add_epi8(codes[i], _mm512_test_epi8_mask(top, bits), codes[i], _mm512_set1_epi8(16));
     }
+    interleave(codes);
   }
 
   template <class P>
@@ -737,6 +760,7 @@ struct Q6_KCodes {
       codes[i] = _mm512_ternarylogic_epi32(codes[i], _mm512_sllv_epi16(top2, left), mask, low_or_masked);
       codes[i + 1] = _mm512_ternarylogic_epi32(codes[i + 1], _mm512_srlv_epi16(top2, right), mask, low_or_masked);
     }
+    interleave(codes);
   }
 
   PQ_INLINE static UnitScales unit_scales(const uint8_t* b) {
@@ -775,268 +799,6 @@ struct Q8_KCodes {
   }
 };
 
-// ---------------------------------------------------------------- codebook types: eight bytes at a time
-//
-// Indices, signs and scales of a unit are made in vectors; indices go through memory to the loads of the codebook.
-
-using W16 = uint16_t __attribute__((vector_size(32)));
-using L4 = uint64_t __attribute__((vector_size(32)));
-using U8x = uint32_t __attribute__((vector_size(32)));
-
-// 16 bytes as words, and four numbers of 8 or 16 bits as 64-bit elements.
-PQ_INLINE W16 words16(const uint8_t* p) {
-#if defined(__AVX2__)
-  return W16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#else
-  using Bytes = uint8_t __attribute__((vector_size(16)));
-  return __builtin_convertvector(load<Bytes>(p), W16);
-#endif
-}
-PQ_INLINE L4 four_bytes(const uint8_t* p) {
-#if defined(__AVX2__)
-  return L4(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(int(load<uint32_t>(p)))));
-#else
-  return L4{p[0], p[1], p[2], p[3]};
-#endif
-}
-PQ_INLINE L4 four_words(const uint8_t* p) {
-#if defined(__AVX2__)
-  return L4(_mm256_cvtepu16_epi64(_mm_cvtsi64_si128(int64_t(load<uint64_t>(p)))));
-#else
-  return L4{load<uint16_t>(p), load<uint16_t>(p + 2), load<uint16_t>(p + 4), load<uint16_t>(p + 6)};
-#endif
-}
-
-// Codes with a bit are negated.
-PQ_INLINE B32 with_signs(const B32& codes, uint32_t bits) {
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-  const __m256i x = __m256i(codes);
-  return B32(_mm256_mask_sub_epi8(x, bits, _mm256_setzero_si256(), x));
-#else
-  const B32 minus = spread_bits(bits, 255);
-  return (codes ^ minus) - minus;
-#endif
-}
-
-// Four fields of seven signs from bit 0 on -> four bytes, whose top bit makes the number of signs even.
-PQ_INLINE U8x even_signs(const U8x& x) {
-  U8x s = (x & 0x7f) | (x & 0x3f80) << 1 | (x & 0x1fc000) << 2 | (x & 0xfe00000) << 3;
-  U8x odd = s ^ s >> 4;
-  odd ^= odd >> 2;
-  odd ^= odd >> 1;
-  return s | (odd & 0x01010101) << 7;
-}
-
-// Indices and signs of a unit.
-struct alignas(32) Lookups {
-  uint16_t index[64];
-  uint32_t signs[8];
-
-  PQ_INLINE void put(int at, const W16& x) { std::memcpy(index + at, &x, sizeof x); }
-
-  // Group g by four indices of eight bytes, and by eight indices of four bytes.
-  PQ_INLINE B32 eights(const auto& grid, int g) const {
-    const uint16_t* i = index + 4 * g;
-    return words(grid[i[0]], grid[i[1]], grid[i[2]], grid[i[3]]);
-  }
-  PQ_INLINE B32 fours(const auto& grid, int g) const { return by_fours(grid, index + 8 * g); }
-
-  template <class Index>
-  PQ_INLINE static B32 by_fours(const auto& grid, const Index* i) {
-#if defined(__AVX2__)
-    const auto at = [&](int k) { return _mm_loadu_si32(&grid[i[k]]); };
-    const auto four = [&](int k) {
-      return _mm_unpacklo_epi64(_mm_unpacklo_epi32(at(k), at(k + 1)), _mm_unpacklo_epi32(at(k + 2), at(k + 3)));
-    };
-    return B32(_mm256_inserti128_si256(_mm256_castsi128_si256(four(0)), four(4), 1));
-#else
-    const auto two = [&](int k) { return grid[i[2 * k]] | uint64_t(grid[i[2 * k + 1]]) << 32; };
-    return words(two(0), two(1), two(2), two(3));
-#endif
-  }
-};
-
-struct Iq2XxsCodes {
-  static constexpr int block = 256, bytes = 66, sub = 32, top = 0, least = -43;
-  static constexpr bool offset = false, wide = false, paired = false, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-#if defined(__AVX2__)
-    const __m256 x = _mm256_castsi256_ps(__m256i(load32(b + 2))), y = _mm256_castsi256_ps(__m256i(load32(b + 34)));
-    const U8x tails = U8x(_mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)), 0xd8));
-#else
-    U8x tails;
-    for (int g = 0; g < 8; ++g) tails[g] = load<uint32_t>(b + 6 + 8 * g);
-#endif
-    alignas(32) uint32_t signs[8];
-    const U8x even = even_signs(tails & 0x0fffffff);
-    std::memcpy(signs, &even, sizeof even);
-    PQ_IN_MEMORY(signs);
-    PQ_UNROLL
-    for (int g = 0; g < 8; ++g) {
-      const uint8_t* i = b + 2 + 8 * g;
-      c.set(g, with_signs(words(iq::grid2_xxs[i[0]], iq::grid2_xxs[i[1]], iq::grid2_xxs[i[2]], iq::grid2_xxs[i[3]]),
-                          signs[g]));
-    }
-    c.set_d(0, (to_floats(I8x(tails >> 28)) + 0.5f) * half_at(b) * 0.25f);
-  }
-};
-
-// 16 nibbles s -> (s + 1/2) * d / 4
-PQ_INLINE void nibble_scales(const uint8_t* p, float d, Codes& c) {
-  const uint64_t s = load<uint64_t>(p);
-  constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
-#if defined(__AVX2__)
-  const __m128i even = _mm_cvtsi64_si128(int64_t(s & nibble)), odd = _mm_cvtsi64_si128(int64_t(s >> 4 & nibble));
-  const __m128i all16 = _mm_unpacklo_epi8(even, odd);
-  const auto scales = [&](__m128i x) { return (F8(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x))) + 0.5f) * d * 0.25f; };
-  c.set_d(0, scales(all16));
-  c.set_d(1, scales(_mm_unpackhi_epi64(all16, all16)));
-#else
-  const F8 even = (floats8(s & nibble) + 0.5f) * d * 0.25f, odd = (floats8(s >> 4 & nibble) + 0.5f) * d * 0.25f;
-  c.set_d(0, __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11));
-  c.set_d(1, __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15));
-#endif
-}
-
-struct Iq2XsCodes {
-  static constexpr int block = 256, bytes = 74, sub = 16, top = 0, least = -43;
-  static constexpr bool offset = false, wide = false, paired = false, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    Lookups at;
-    PQ_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const W16 x = load<W16>(b + 2 + 32 * h);
-      W16 s = x >> 9, odd = s ^ s >> 4;
-      odd ^= odd >> 2;
-      odd ^= odd >> 1;
-      s |= (odd & 1) << 7;
-      at.put(16 * h, x & 511);
-#if defined(__AVX2__)
-      const __m128i bytes =
-          _mm_packus_epi16(_mm256_castsi256_si128(__m256i(s)), _mm256_extracti128_si256(__m256i(s), 1));
-      _mm_store_si128(reinterpret_cast<__m128i*>(at.signs + 4 * h), bytes);
-#else
-      using Bytes = uint8_t __attribute__((vector_size(16)));
-      const Bytes bytes = __builtin_convertvector(s, Bytes);
-      std::memcpy(at.signs + 4 * h, &bytes, sizeof bytes);
-#endif
-    }
-    PQ_IN_MEMORY(at);
-    PQ_UNROLL
-    for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.eights(iq::grid2_xs, g), at.signs[g]));
-    nibble_scales(b + 66, half_at(b), c);
-  }
-};
-
-struct Iq2SCodes {
-  static constexpr int block = 256, bytes = 82, sub = 16, top = 0, least = -43;
-  static constexpr bool offset = false, wide = false, paired = false, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    Lookups at;
-    PQ_UNROLL
-    for (int h = 0; h < 2; ++h) {  // two bits of a byte for each of four indices
-      const L4 x = four_bytes(b + 66 + 4 * h);
-      const L4 high = (x << 8 | x << 22 | x << 36 | x << 50) & 0x0300030003000300u;
-      at.put(16 * h, words16(b + 2 + 16 * h) | W16(high));
-    }
-    PQ_IN_MEMORY(at);
-    PQ_UNROLL
-    for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.eights(iq::grid2_s, g), load<uint32_t>(b + 34 + 4 * g)));
-    nibble_scales(b + 74, half_at(b), c);
-  }
-};
-
-struct Iq3XxsCodes {
-  static constexpr int block = 256, bytes = 98, sub = 32, top = 0, least = -62;
-  static constexpr bool offset = false, wide = false, paired = false, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    const U8x tails = load<U8x>(b + 66), even = even_signs(tails & 0x0fffffff);
-    alignas(32) uint32_t signs[8];
-    std::memcpy(signs, &even, sizeof even);
-    PQ_IN_MEMORY(signs);
-    PQ_UNROLL
-    for (int g = 0; g < 8; ++g) c.set(g, with_signs(Lookups::by_fours(iq::grid3_xxs, b + 2 + 8 * g), signs[g]));
-    c.set_d(0, (to_floats(I8x(tails >> 28)) + 0.5f) * half_at(b) * 0.5f);
-  }
-};
-
-struct Iq3SCodes {
-  static constexpr int block = 256, bytes = 110, sub = 32, top = 0, least = -15;
-  static constexpr bool offset = false, wide = false, paired = false, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    Lookups at;
-    PQ_UNROLL
-    for (int k = 0; k < 4; ++k) {  // a bit for each of 16 indices
-      const W16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
-      const W16 there = (W16{} + load<uint16_t>(b + 66 + 2 * k)) & bit;
-      at.put(16 * k, words16(b + 2 + 16 * k) | (W16(there == bit) & 256));
-    }
-    PQ_IN_MEMORY(at);
-    PQ_UNROLL
-    for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.fours(iq::grid3_s, g), load<uint32_t>(b + 74 + 4 * g)));
-    const uint32_t s = load<uint32_t>(b + 106);
-    const I8x shift = {0, 4, 8, 12, 16, 20, 24, 28}, scales = I8x((U8x{} + s) >> U8x(shift)) & 15;
-    c.set_d(0, (to_floats(scales) * 2.0f + 1.0f) * half_at(b));
-  }
-};
-
-// 8 * (grid + delta) with a delta of -1/8 where `minus` has ones, otherwise of 1/8, as in the dequantizer.
-PQ_INLINE B32 eighths(const B32& grid, const B32& minus) { return (grid + (~minus & 2)) ^ 0x80; }
-
-struct Iq1SCodes {
-  static constexpr int block = 256, bytes = 50, sub = 32, top = 0, least = -9;
-  static constexpr bool offset = false, wide = false, paired = false, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    Lookups at;
-    PQ_UNROLL
-    for (int h = 0; h < 2; ++h) {  // three bits of a word for each of four indices
-      const L4 x = four_words(b + 34 + 8 * h);
-      const L4 high = (x & 7) << 8 | (x & 0x38) << 21 | (x & 0x1c0) << 34 | (x & 0xe00) << 47;
-      at.put(16 * h, words16(b + 2 + 16 * h) | W16(high));
-    }
-    I8x tails;  // of each group: 12 bits of indices, the scale and the sign
-#if defined(__AVX2__)
-    tails = I8x(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 34))));
-#else
-    for (int g = 0; g < 8; ++g) tails[g] = load<uint16_t>(b + 34 + 2 * g);
-#endif
-    PQ_IN_MEMORY(at);
-    PQ_UNROLL
-    for (int g = 0; g < 8; ++g) c.set(g, eighths(at.eights(iq::grid1, g), B32{} + uint8_t(-(b[35 + 2 * g] >> 7))));
-    c.set_d(0, (to_floats(tails >> 12 & 7) * 2.0f + 1.0f) * half_at(b) * 0.125f);
-  }
-};
-
-struct Iq1MCodes {
-  static constexpr int block = 256, bytes = 56, sub = 16, top = 0, least = -9;
-  static constexpr bool offset = false, wide = false, paired = false, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    Lookups at;
-    PQ_UNROLL
-    for (int h = 0; h < 2; ++h) {  // four bits of a word for each of four indices; the fourth is the sign
-      const L4 x = four_words(b + 32 + 8 * h);
-      const L4 high = (x & 7) << 8 | (x & 0x70) << 20 | (x & 0x700) << 32 | (x & 0x7000) << 44;
-      at.put(16 * h, words16(b + 16 * h) | W16(high));
-    }
-    PQ_IN_MEMORY(at);
-    PQ_UNROLL
-    for (int g = 0; g < 8; ++g) {
-      const L4 bit = {8, 0x80, 0x800, 0x8000}, minus = L4(((L4{} + load<uint16_t>(b + 32 + 2 * g)) & bit) == bit);
-      c.set(g, eighths(at.eights(iq::grid1, g), B32(minus)));
-    }
-    // Four times four scales of three bits; the upper four bits of each word are the common scale.
-    const uint64_t all16 = load<uint64_t>(b + 48);
-    const auto top4 = [&](int i) { return unsigned(all16 >> (16 * i + 12)) & 15; };
-    const float d = half_to_float(uint16_t(top4(0) | top4(1) << 4 | top4(2) << 8 | top4(3) << 12)) * 0.125f;
-    const I8x shift = {0, 3, 6, 9, 16, 19, 22, 25};
-    PQ_UNROLL
-    for (int e = 0; e < 2; ++e) {
-      const I8x scales = I8x((U8x{} + uint32_t(all16 >> (32 * e))) >> U8x(shift)) & 7;
-      c.set_d(e, (to_floats(scales) * 2.0f + 1.0f) * d);
-    }
-  }
-};
-
 // ---------------------------------------------------------------- sixteen levels: a table lookup of nibbles
 
 alignas(16) constexpr int8_t kLevels4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -1050,8 +812,7 @@ struct Iq4NlCodes {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::halves;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
-    PQ_UNROLL
-    for (int h = 0; h < 2; ++h) both_levels(kLevels4, four_blocks(b + 72 * h + 2, 18), codes + 2 * h);
+    put_all_levels(kLevels4, four_blocks(b + 2, 18), four_blocks(b + 74, 18), codes);
   }
 
   template <class P>
@@ -1087,8 +848,7 @@ struct Iq4XsCodes {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::halves;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
-    PQ_UNROLL
-    for (int h = 0; h < 2; ++h) both_levels(kLevels4, _mm512_loadu_si512(b + 8 + 64 * h), codes + 2 * h);
+    put_all_levels(kLevels4, _mm512_loadu_si512(b + 8), _mm512_loadu_si512(b + 72), codes);
   }
 
   template <class P>
@@ -1123,8 +883,7 @@ struct Mxfp4Codes {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::halves;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
-    PQ_UNROLL
-    for (int h = 0; h < 2; ++h) both_levels(kTwiceE2m1, four_blocks(b + 68 * h + 1, 17), codes + 2 * h);
+    put_all_levels(kTwiceE2m1, four_blocks(b + 1, 17), four_blocks(b + 69, 17), codes);
   }
 
   template <class P>

@@ -16,7 +16,7 @@
 #define PQ_IN_MEMORY(array) asm("" : "+m"(array))  // or the compiler extracts elements from a register
 
 #include "base/with_constant.hpp"
-#include "packed/codes.hpp"
+#include "packed/codes_iq.hpp"
 #include "packed/packed.hpp"
 #include "packed/table_rows.hpp"
 

@@ -9,19 +9,20 @@
 template <class T>
 concept InRegisters = requires(const uint8_t* b, __m512i (&codes)[4]) { T::registers(b, codes); };
 
-// The sub-block of `sub` columns of the sixteen bytes `quarter` of register i.
-constexpr int sub_block(Order order, int sub, int i, int quarter) {
-  if (sub == 16) return 4 * i + quarter;
+// The sub-block of `sub` columns of lane l (four bytes) of register i.
+constexpr int sub_block(Order order, int sub, int i, int l) {
+  if (order == Order::pairs) return 16 * l / sub;
+  if (order == Order::fields) return i + l / 8 * 4;
+  const int named = i / 2 + l % 4 / 2 * 2, quarter = l / 4;  // a register of the named order, and its sixteen bytes
+  if (sub == 16) return 4 * named + quarter;
   switch (order) {
     case Order::halves:
     case Order::adjacent:
-      return i / 2 * 4 + quarter;
+      return named / 2 * 4 + quarter;
     case Order::nibbles:
-      return i / 2 * 4 + quarter / 2 * 2 + i % 2;
-    case Order::fields:
-      return i + quarter / 2 * 4;
+      return named / 2 * 4 + quarter / 2 * 2 + named % 2;
     default:
-      return 2 * i + quarter / 2;
+      return 2 * named + quarter / 2;
   }
 }
 
@@ -29,9 +30,8 @@ constexpr int sub_block(Order order, int sub, int i, int quarter) {
 template <class T, bool wide>
 constexpr bool continues(int i) {
   constexpr int together = wide ? 128 / T::sub : 1;
-  for (int quarter = 0; quarter < 4 && i < 4; ++quarter)
-    if (i == 0 ||
-        sub_block(T::order, T::sub, i, quarter) / together != sub_block(T::order, T::sub, i - 1, quarter) / together)
+  for (int l = 0; l < 16 && i < 4; ++l)
+    if (i == 0 || sub_block(T::order, T::sub, i, l) / together != sub_block(T::order, T::sub, i - 1, l) / together)
       return false;
   return i < 4;
 }
@@ -63,7 +63,13 @@ PQ_INLINE void arrange(const int8_t* q, __m512i& x, __m512i& y) {
 
 template <class T>
 PQ_INLINE void arrange_unit(const int8_t* q, __m512i (&x)[4]) {
-  if constexpr (T::order == Order::fields) {
+  if constexpr (T::order == Order::pairs) {
+    const __m512i pairs = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 8, 10, 1, 3, 9, 11, 4, 6, 12, 14, 5, 7, 13, 15));
+    PQ_UNROLL
+    for (int i = 0; i < 4; ++i) x[i] = _mm512_shuffle_epi8(_mm512_loadu_si512(q + 64 * i), pairs);
+    exchange_lanes(x);
+    in_quads(x);
+  } else if constexpr (T::order == Order::fields) {
     PQ_UNROLL
     for (int i = 0; i < 4; i += 2) {
       const __m512i a = _mm512_loadu_si512(q + 32 * i), b = _mm512_loadu_si512(q + 32 * i + 128);
@@ -71,6 +77,7 @@ PQ_INLINE void arrange_unit(const int8_t* q, __m512i (&x)[4]) {
     }
   } else {
     arrange<T::order>(q, x[0], x[1]), arrange<T::order>(q + 128, x[2], x[3]);
+    interleave(x);
   }
 }
 
@@ -125,25 +132,27 @@ template <class T, int N, bool wide>
 [[gnu::noinline]] void single_rows(const PackedMatrix& w, size_t first, size_t last, const Activations& a,
                                    const int8_t* arranged, float* y, size_t stride) {
   constexpr size_t bytes = kUnitBytes<T>, subs = 256 / T::sub;
-  const size_t units = a.padded / kUnit;
+  const size_t units = a.padded / kUnit, whole = w.cols / kUnit;
   const float* const sums = T::sub == 32 ? a.sum32 : a.sum16;
   __m512i lanes[4];
   PQ_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const auto at = [i](int quarter) { return sub_block(T::order, T::sub, i, quarter); };
-    lanes[i] = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
-                                        _mm512_castsi128_si512(_mm_setr_epi32(at(0), at(1), at(2), at(3))));
+    alignas(64) int32_t at[16];
+    for (int l = 0; l < 16; ++l) at[l] = sub_block(T::order, T::sub, i, l);
+    lanes[i] = _mm512_load_si512(at);
   }
   float* const room = Tabled<T> ? table_scratch(table_floats<T>(w.cols)) : nullptr;
   for (size_t v = first; v < last; ++v) {
     const Row<T> row = row_at<T>(w, v, room);
+    // Before the loop: a function called in it would keep the sums in memory.
+    uint8_t padded[bytes];
+    const uint8_t* const rest = whole < units ? whole_unit<T>(row.line, whole, w.cols, padded) : nullptr;
     __m512 acc[N][2], offsets[N];
     PQ_UNROLL
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = offsets[n] = _mm512_setzero_ps();
     for (size_t u = 0; u < units; ++u) {
       fetch_ahead<bytes>(row.line + u * bytes);
-      uint8_t padded[bytes];
-      const uint8_t* const b = whole_unit<T>(row.line, u, w.cols, padded);
+      const uint8_t* const b = u < whole ? row.line + u * bytes : rest;
       const UnitScales scales = unit_scales<T>(row, b, u);
       constexpr bool raised = T::top == 0;
       __m512i codes[4], start[4];
@@ -156,24 +165,23 @@ template <class T, int N, bool wide>
           start[i] = _mm512_dpbusd_epi32(before, _mm512_set1_epi8(-128), codes[i]);
         }
       }
-      PQ_UNROLL
-      for (int n = 0; n < N; ++n) {
+      each_constant<N>([&]<int n>() PQ_FLAT {
         const size_t at = size_t(n) * units + u;
         if constexpr (T::offset) offsets[n] = add_product<T::sub>(scales.m, sums + at * subs, offsets[n]);
         const __m512 d = times<T::sub>(scales.d, per_sub_block<T::sub>(a.scale + 8 * at));
         const int8_t* const q = arranged + at * kUnit;
         __m512i dot = _mm512_setzero_si512();
-        PQ_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          if (!continues<T, wide>(i)) dot = _mm512_setzero_si512();
+        each_constant<4>([&]<int i>() PQ_FLAT {
+          if constexpr (!continues<T, wide>(i)) dot = _mm512_setzero_si512();
           const __m512i x = _mm512_loadu_si512(q + 64 * i);
           dot = raised ? _mm512_dpbusd_epi32(dot, x, codes[i]) : _mm512_dpbusd_epi32(dot, codes[i], x);
-          if (continues<T, wide>(i + 1)) continue;
-          if constexpr (raised) dot = _mm512_sub_epi32(dot, start[i]);
-          const int sum = sum_of<T, wide>(i) & 1;
-          acc[n][sum] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(lanes[i], d), acc[n][sum]);
-        }
-      }
+          if constexpr (!continues<T, wide>(i + 1)) {
+            if constexpr (raised) dot = _mm512_sub_epi32(dot, start[i]);
+            constexpr int sum = sum_of<T, wide>(i) & 1;
+            acc[n][sum] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(lanes[i], d), acc[n][sum]);
+          }
+        });
+      });
     }
     PQ_UNROLL
     for (int n = 0; n < N; ++n) {

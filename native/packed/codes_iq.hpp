@@ -1,0 +1,490 @@
+// The codebook types as integer codes: eight or four weights at a time. Indices, signs and scales of a unit are made in
+// vectors; indices go through memory to the loads of the codebook. Few tokens with VNNI look up 32 indices at once.
+#pragma once
+
+#include "codecs/iq_codebooks.hpp"
+#include "packed/codes.hpp"
+
+namespace polyquant {
+namespace {
+
+using W16 = uint16_t __attribute__((vector_size(32)));
+using L4 = uint64_t __attribute__((vector_size(32)));
+using U8x = uint32_t __attribute__((vector_size(32)));
+
+// 16 bytes as words, and four numbers of 8 or 16 bits as 64-bit elements.
+PQ_INLINE W16 words16(const uint8_t* p) {
+#if defined(__AVX2__)
+  return W16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  using Bytes = uint8_t __attribute__((vector_size(16)));
+  return __builtin_convertvector(load<Bytes>(p), W16);
+#endif
+}
+PQ_INLINE L4 four_bytes(const uint8_t* p) {
+#if defined(__AVX2__)
+  return L4(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(int(load<uint32_t>(p)))));
+#else
+  return L4{p[0], p[1], p[2], p[3]};
+#endif
+}
+PQ_INLINE L4 four_words(const uint8_t* p) {
+#if defined(__AVX2__)
+  return L4(_mm256_cvtepu16_epi64(_mm_cvtsi64_si128(int64_t(load<uint64_t>(p)))));
+#else
+  return L4{load<uint16_t>(p), load<uint16_t>(p + 2), load<uint16_t>(p + 4), load<uint16_t>(p + 6)};
+#endif
+}
+
+// Codes with a bit are negated.
+PQ_INLINE B32 with_signs(const B32& codes, uint32_t bits) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const __m256i x = __m256i(codes);
+  return B32(_mm256_mask_sub_epi8(x, bits, _mm256_setzero_si256(), x));
+#else
+  const B32 minus = spread_bits(bits, 255);
+  return (codes ^ minus) - minus;
+#endif
+}
+
+// Four fields of seven signs from bit 0 on -> four bytes, whose top bit makes the number of signs even.
+PQ_INLINE U8x even_signs(const U8x& x) {
+  U8x s = (x & 0x7f) | (x & 0x3f80) << 1 | (x & 0x1fc000) << 2 | (x & 0xfe00000) << 3;
+  U8x odd = s ^ s >> 4;
+  odd ^= odd >> 2;
+  odd ^= odd >> 1;
+  return s | (odd & 0x01010101) << 7;
+}
+
+// Indices and signs of a unit.
+struct alignas(32) Lookups {
+  uint16_t index[64];
+  uint32_t signs[8];
+
+  PQ_INLINE void put(int at, const W16& x) { std::memcpy(index + at, &x, sizeof x); }
+
+  // Group g by four indices of eight bytes, and by eight indices of four bytes.
+  PQ_INLINE B32 eights(const auto& grid, int g) const {
+    const uint16_t* i = index + 4 * g;
+    return words(grid[i[0]], grid[i[1]], grid[i[2]], grid[i[3]]);
+  }
+  PQ_INLINE B32 fours(const auto& grid, int g) const { return by_fours(grid, index + 8 * g); }
+
+  template <class Index>
+  PQ_INLINE static B32 by_fours(const auto& grid, const Index* i) {
+#if defined(__AVX2__)
+    const auto at = [&](int k) { return _mm_loadu_si32(&grid[i[k]]); };
+    const auto four = [&](int k) {
+      return _mm_unpacklo_epi64(_mm_unpacklo_epi32(at(k), at(k + 1)), _mm_unpacklo_epi32(at(k + 2), at(k + 3)));
+    };
+    return B32(_mm256_inserti128_si256(_mm256_castsi128_si256(four(0)), four(4), 1));
+#else
+    const auto two = [&](int k) { return grid[i[2 * k]] | uint64_t(grid[i[2 * k + 1]]) << 32; };
+    return words(two(0), two(1), two(2), two(3));
+#endif
+  }
+};
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+
+// Codebooks whose entries fit 16 bits are looked up in registers: 64 words at a time, of which masks choose one.
+//
+// Fields of eight weights are two bits wide: byte i and field 2 r + h of an entry have weight 4 r + 2 i + h, so that
+// the registers of a unit have the order of those with four weights an entry, Order::pairs.
+template <int count>
+constexpr auto fields_of(const uint16_t* entries) {
+  std::array<uint16_t, count> out{};
+  for (int e = 0; e < count; ++e)
+    for (int i = 0; i < 2; ++i)
+      for (int j = 0; j < 4; ++j) {
+        const int weight = j / 2 * 4 + 2 * i + j % 2;
+        out[size_t(e)] |= uint16_t((entries[e] >> (2 * weight) & 3) << (8 * i + 2 * j));
+      }
+  return out;
+}
+
+// Digits of three bits as nibbles.
+template <int count>
+constexpr auto nibbles_of(const uint16_t* entries) {
+  std::array<uint16_t, count> out{};
+  for (int e = 0; e < count; ++e)
+    for (int j = 0; j < 4; ++j) out[size_t(e)] |= uint16_t((entries[e] >> (3 * j) & 7) << (4 * j));
+  return out;
+}
+
+alignas(64) constexpr auto kFields2Xxs = fields_of<256>(iq::packed + 2048);
+alignas(64) constexpr auto kFields2Xs = fields_of<512>(iq::packed + 2304);
+alignas(64) constexpr auto kFields2S = fields_of<1024>(iq::packed + 2816);
+alignas(64) constexpr auto kNibbles3Xxs = nibbles_of<256>(iq::packed + 3840);
+alignas(64) constexpr auto kNibbles3S = nibbles_of<512>(iq::packed + 4096);
+
+// table[index] of words: the lower six bits of each index, and a mask for each further bit.
+template <size_t count>
+PQ_INLINE __m512i look_up_words(const uint16_t* table, __m512i index, const __mmask32* bits) {
+  if constexpr (count == 64) {
+    return _mm512_permutex2var_epi16(_mm512_load_si512(table), index, _mm512_load_si512(table + 32));
+  } else {
+    constexpr size_t half = count / 2;
+    return _mm512_mask_blend_epi16(bits[std::countr_zero(half) - 6], look_up_words<half>(table, index, bits),
+                                   look_up_words<half>(table + half, index, bits));
+  }
+}
+
+// The masks of index bits from the sixth on.
+template <int count>
+PQ_INLINE void test_bits(__m512i index, __mmask32* bits) {
+  PQ_UNROLL
+  for (int i = 0; i < count; ++i) bits[i] = _mm512_test_epi16_mask(index, _mm512_set1_epi16(short(64 << i)));
+}
+
+// Eight bytes of bits for 64 indices: those of indices 2 w, and 2 w + 1.
+PQ_INLINE void bits_of_pairs(const uint8_t* p, __mmask32& even, __mmask32& odd) {
+  const __m512i bytes = _mm512_shuffle_epi8(
+      _mm512_set1_epi64(load<int64_t>(p)),
+      _mm512_set_epi64(0x0707070707070707, 0x0606060606060606, 0x0505050505050505, 0x0404040404040404,
+                       0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0));
+  const __m512i first = _mm512_set1_epi64(0x0040001000040001);
+  even = _mm512_test_epi16_mask(bytes, first), odd = _mm512_test_epi16_mask(bytes, _mm512_slli_epi16(first, 1));
+}
+
+// The lower byte of each word, twice.
+PQ_INLINE __m512i lower_bytes_twice(__m512i words) {
+  return _mm512_shuffle_epi8(
+      words, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14)));
+}
+PQ_INLINE __m512i bytes_twice(const uint8_t* p) { return lower_bytes_twice(_mm512_cvtepu8_epi16(__m256i(load32(p)))); }
+
+// The levels of both nibbles.
+PQ_INLINE void both_levels(const int8_t* table, __m512i x, __m512i* codes) {
+  both_nibbles(x, codes);
+  codes[0] = look_up64<0>(table, codes[0]), codes[1] = look_up64<0>(table, codes[1]);
+}
+
+// Words with seven signs each -> eight of even number, as lower_bytes_twice. The eighth may be anything before.
+PQ_INLINE __m512i even_bytes_twice(__m512i words) {
+  alignas(16) static constexpr int8_t kOdd[16] = {0,    -128, -128, 0,    -128, 0,    0,    -128,
+                                                  -128, 0,    0,    -128, 0,    -128, -128, 0};
+  __m512i parts[2];
+  both_levels(kOdd, words, parts);
+  constexpr int differing = 0x96;  // a ^ b ^ c
+  return lower_bytes_twice(_mm512_ternarylogic_epi32(words, parts[0], parts[1], differing));
+}
+
+// 64-bit elements, of which four fields of seven bits are signs from bit 8 * byte on -> as even_bytes_twice.
+template <int byte>
+PQ_INLINE __m512i fields_twice(__m512i x) {
+  constexpr int64_t first = 0x0302020101000100 + byte * 0x0101010101010101;
+  const __m512i two_bytes =
+      _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(_mm_set_epi64x(first + 0x0808080808080808, first)));
+  return even_bytes_twice(_mm512_srlv_epi16(two_bytes, _mm512_set1_epi64(0x0005000600070000)));
+}
+
+// Signs of a unit, each byte twice, for codes in Order::pairs.
+PQ_INLINE void put_signs(__m512i twice, __m512i (&codes)[4]) {
+  PQ_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    const int bit = 1 << (j / 2 * 4 + j % 2);
+    const __mmask64 minus = _mm512_test_epi8_mask(twice, _mm512_set1_epi16(short(bit | bit << 10)));
+    codes[j] = _mm512_mask_sub_epi8(codes[j], minus, _mm512_setzero_si512(), codes[j]);
+  }
+}
+
+// 16 nibbles s -> (s + 1/2) * d / 4
+PQ_INLINE UnitScales nibble_unit_scales(const uint8_t* p, float d) {
+  const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), mask = _mm_set1_epi8(15);
+  const __m128i s = _mm_unpacklo_epi8(_mm_and_si128(x, mask), _mm_and_si128(_mm_srli_epi16(x, 4), mask));
+  const __m512 sum = _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(s)), _mm512_set1_ps(0.5f));
+  return {_mm512_mul_ps(_mm512_mul_ps(sum, _mm512_set1_ps(d)), _mm512_set1_ps(0.25f)), _mm512_setzero_ps()};
+}
+
+alignas(16) constexpr int8_t kLevels3[16] = {4, 12, 20, 28, 36, 44, 52, 62};
+alignas(16) constexpr int8_t kOddLevels3[16] = {1, 3, 5, 7, 9, 11, 13, 15};
+
+// Fields of two bits -> magnitudes.
+PQ_INLINE void put_magnitudes2(__m512i fields, __m512i (&codes)[4]) {
+  constexpr auto levels = [] {
+    std::array<std::array<int8_t, 16>, 2> out{};
+    for (size_t i = 0; i < 16; ++i)
+      for (size_t h = 0; h < 2; ++h) {
+        const size_t digit = i >> (2 * h) & 3;
+        out[h][i] = digit < 3 ? int8_t(iq::magnitudes2[digit]) : int8_t(0);
+      }
+    return out;
+  }();
+  alignas(16) static constexpr auto kLevels = levels;
+  __m512i nibbles[2];
+  both_nibbles(fields, nibbles);
+  PQ_UNROLL
+  for (int j = 0; j < 4; ++j) codes[j] = look_up64<0>(kLevels[size_t(j % 2)].data(), nibbles[j / 2]);
+}
+
+#endif
+
+struct Iq2XxsCodes {
+  static constexpr int block = 256, bytes = 66, sub = 32, top = 0, least = -43;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::pairs;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    const __m512i x = _mm512_loadu_si512(b + 2);  // of each group: four indices, then signs and the scale
+    const __m512i index = _mm512_cvtepu8_epi16(_mm512_cvtepi64_epi32(x));
+    __mmask32 bits[2];
+    test_bits<2>(index, bits);
+    put_magnitudes2(look_up_words<256>(kFields2Xxs.data(), index, bits), codes);
+    put_signs(fields_twice<4>(x), codes);
+  }
+
+  PQ_INLINE static Scales scales(const uint8_t* b) {
+    const __m256i tails = _mm512_cvtepi64_epi32(_mm512_srli_epi64(_mm512_loadu_si512(b + 2), 60));
+    return {(to_floats(I8x(tails)) + 0.5f) * half_at(b) * 0.25f, F8{}};
+  }
+#endif
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+#if defined(__AVX2__)
+    const __m256 x = _mm256_castsi256_ps(__m256i(load32(b + 2))), y = _mm256_castsi256_ps(__m256i(load32(b + 34)));
+    const U8x tails = U8x(_mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)), 0xd8));
+#else
+    U8x tails;
+    for (int g = 0; g < 8; ++g) tails[g] = load<uint32_t>(b + 6 + 8 * g);
+#endif
+    alignas(32) uint32_t signs[8];
+    const U8x even = even_signs(tails & 0x0fffffff);
+    std::memcpy(signs, &even, sizeof even);
+    PQ_IN_MEMORY(signs);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) {
+      const uint8_t* i = b + 2 + 8 * g;
+      c.set(g, with_signs(words(iq::grid2_xxs[i[0]], iq::grid2_xxs[i[1]], iq::grid2_xxs[i[2]], iq::grid2_xxs[i[3]]),
+                          signs[g]));
+    }
+    c.set_d(0, (to_floats(I8x(tails >> 28)) + 0.5f) * half_at(b) * 0.25f);
+  }
+};
+
+// 16 nibbles s -> (s + 1/2) * d / 4
+PQ_INLINE void nibble_scales(const uint8_t* p, float d, Codes& c) {
+  const uint64_t s = load<uint64_t>(p);
+  constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
+#if defined(__AVX2__)
+  const __m128i even = _mm_cvtsi64_si128(int64_t(s & nibble)), odd = _mm_cvtsi64_si128(int64_t(s >> 4 & nibble));
+  const __m128i all16 = _mm_unpacklo_epi8(even, odd);
+  const auto scales = [&](__m128i x) { return (F8(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x))) + 0.5f) * d * 0.25f; };
+  c.set_d(0, scales(all16));
+  c.set_d(1, scales(_mm_unpackhi_epi64(all16, all16)));
+#else
+  const F8 even = (floats8(s & nibble) + 0.5f) * d * 0.25f, odd = (floats8(s >> 4 & nibble) + 0.5f) * d * 0.25f;
+  c.set_d(0, __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11));
+  c.set_d(1, __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15));
+#endif
+}
+
+struct Iq2XsCodes {
+  static constexpr int block = 256, bytes = 74, sub = 16, top = 0, least = -43;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::pairs;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    const __m512i x = _mm512_loadu_si512(b + 2);
+    __mmask32 bits[3];
+    test_bits<3>(x, bits);
+    put_magnitudes2(look_up_words<512>(kFields2Xs.data(), x, bits), codes);
+    put_signs(even_bytes_twice(_mm512_srli_epi16(x, 9)), codes);
+  }
+  PQ_INLINE static UnitScales unit_scales(const uint8_t* b) { return nibble_unit_scales(b + 66, half_at(b)); }
+#endif
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    Lookups at;
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const W16 x = load<W16>(b + 2 + 32 * h);
+      W16 s = x >> 9, odd = s ^ s >> 4;
+      odd ^= odd >> 2;
+      odd ^= odd >> 1;
+      s |= (odd & 1) << 7;
+      at.put(16 * h, x & 511);
+#if defined(__AVX2__)
+      const __m128i bytes =
+          _mm_packus_epi16(_mm256_castsi256_si128(__m256i(s)), _mm256_extracti128_si256(__m256i(s), 1));
+      _mm_store_si128(reinterpret_cast<__m128i*>(at.signs + 4 * h), bytes);
+#else
+      using Bytes = uint8_t __attribute__((vector_size(16)));
+      const Bytes bytes = __builtin_convertvector(s, Bytes);
+      std::memcpy(at.signs + 4 * h, &bytes, sizeof bytes);
+#endif
+    }
+    PQ_IN_MEMORY(at);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.eights(iq::grid2_xs, g), at.signs[g]));
+    nibble_scales(b + 66, half_at(b), c);
+  }
+};
+
+struct Iq2SCodes {
+  static constexpr int block = 256, bytes = 82, sub = 16, top = 0, least = -43;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::pairs;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    const __m512i index = _mm512_cvtepu8_epi16(__m256i(load32(b + 2)));
+    __mmask32 bits[4];
+    test_bits<2>(index, bits);
+    bits_of_pairs(b + 66, bits[2], bits[3]);
+    put_magnitudes2(look_up_words<1024>(kFields2S.data(), index, bits), codes);
+    put_signs(bytes_twice(b + 34), codes);
+  }
+  PQ_INLINE static UnitScales unit_scales(const uint8_t* b) { return nibble_unit_scales(b + 74, half_at(b)); }
+#endif
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    Lookups at;
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) {  // two bits of a byte for each of four indices
+      const L4 x = four_bytes(b + 66 + 4 * h);
+      const L4 high = (x << 8 | x << 22 | x << 36 | x << 50) & 0x0300030003000300u;
+      at.put(16 * h, words16(b + 2 + 16 * h) | W16(high));
+    }
+    PQ_IN_MEMORY(at);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.eights(iq::grid2_s, g), load<uint32_t>(b + 34 + 4 * g)));
+    nibble_scales(b + 74, half_at(b), c);
+  }
+};
+
+struct Iq3XxsCodes {
+  static constexpr int block = 256, bytes = 98, sub = 32, top = 0, least = -62;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::pairs;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    const __m512i x = _mm512_loadu_si512(b + 2),
+                  index[2] = {_mm512_and_si512(x, _mm512_set1_epi16(255)), _mm512_srli_epi16(x, 8)};
+    PQ_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      __mmask32 bits[2];
+      test_bits<2>(index[r], bits);
+      both_levels(kLevels3, look_up_words<256>(kNibbles3Xxs.data(), index[r], bits), codes + 2 * r);
+    }
+    put_signs(fields_twice<0>(_mm512_cvtepu32_epi64(__m256i(load32(b + 66)))), codes);
+  }
+  PQ_INLINE static Scales scales(const uint8_t* b) {
+    return {(to_floats(I8x(load<U8x>(b + 66) >> 28)) + 0.5f) * half_at(b) * 0.5f, F8{}};
+  }
+#endif
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    const U8x tails = load<U8x>(b + 66), even = even_signs(tails & 0x0fffffff);
+    alignas(32) uint32_t signs[8];
+    std::memcpy(signs, &even, sizeof even);
+    PQ_IN_MEMORY(signs);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, with_signs(Lookups::by_fours(iq::grid3_xxs, b + 2 + 8 * g), signs[g]));
+    c.set_d(0, (to_floats(I8x(tails >> 28)) + 0.5f) * half_at(b) * 0.5f);
+  }
+};
+
+struct Iq3SCodes {
+  static constexpr int block = 256, bytes = 110, sub = 32, top = 0, least = -15;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::pairs;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    const __m512i x = _mm512_loadu_si512(b + 2),
+                  index[2] = {_mm512_and_si512(x, _mm512_set1_epi16(255)), _mm512_srli_epi16(x, 8)};
+    __mmask32 bits[2][3];
+    bits_of_pairs(b + 66, bits[0][2], bits[1][2]);
+    PQ_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      test_bits<2>(index[r], bits[r]);
+      both_levels(kOddLevels3, look_up_words<512>(kNibbles3S.data(), index[r], bits[r]), codes + 2 * r);
+    }
+    put_signs(bytes_twice(b + 74), codes);
+  }
+  PQ_INLINE static Scales scales(const uint8_t* b) {
+    const I8x shift = {0, 4, 8, 12, 16, 20, 24, 28}, scales = I8x((U8x{} + load<uint32_t>(b + 106)) >> U8x(shift)) & 15;
+    return {(to_floats(scales) * 2.0f + 1.0f) * half_at(b), F8{}};
+  }
+#endif
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    Lookups at;
+    PQ_UNROLL
+    for (int k = 0; k < 4; ++k) {  // a bit for each of 16 indices
+      const W16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+      const W16 there = (W16{} + load<uint16_t>(b + 66 + 2 * k)) & bit;
+      at.put(16 * k, words16(b + 2 + 16 * k) | (W16(there == bit) & 256));
+    }
+    PQ_IN_MEMORY(at);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.fours(iq::grid3_s, g), load<uint32_t>(b + 74 + 4 * g)));
+    const uint32_t s = load<uint32_t>(b + 106);
+    const I8x shift = {0, 4, 8, 12, 16, 20, 24, 28}, scales = I8x((U8x{} + s) >> U8x(shift)) & 15;
+    c.set_d(0, (to_floats(scales) * 2.0f + 1.0f) * half_at(b));
+  }
+};
+
+// 8 * (grid + delta) with a delta of -1/8 where `minus` has ones, otherwise of 1/8, as in the dequantizer.
+PQ_INLINE B32 eighths(const B32& grid, const B32& minus) { return (grid + (~minus & 2)) ^ 0x80; }
+
+struct Iq1SCodes {
+  static constexpr int block = 256, bytes = 50, sub = 32, top = 0, least = -9;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    Lookups at;
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) {  // three bits of a word for each of four indices
+      const L4 x = four_words(b + 34 + 8 * h);
+      const L4 high = (x & 7) << 8 | (x & 0x38) << 21 | (x & 0x1c0) << 34 | (x & 0xe00) << 47;
+      at.put(16 * h, words16(b + 2 + 16 * h) | W16(high));
+    }
+    I8x tails;  // of each group: 12 bits of indices, the scale and the sign
+#if defined(__AVX2__)
+    tails = I8x(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 34))));
+#else
+    for (int g = 0; g < 8; ++g) tails[g] = load<uint16_t>(b + 34 + 2 * g);
+#endif
+    PQ_IN_MEMORY(at);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, eighths(at.eights(iq::grid1, g), B32{} + uint8_t(-(b[35 + 2 * g] >> 7))));
+    c.set_d(0, (to_floats(tails >> 12 & 7) * 2.0f + 1.0f) * half_at(b) * 0.125f);
+  }
+};
+
+struct Iq1MCodes {
+  static constexpr int block = 256, bytes = 56, sub = 16, top = 0, least = -9;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    Lookups at;
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) {  // four bits of a word for each of four indices; the fourth is the sign
+      const L4 x = four_words(b + 32 + 8 * h);
+      const L4 high = (x & 7) << 8 | (x & 0x70) << 20 | (x & 0x700) << 32 | (x & 0x7000) << 44;
+      at.put(16 * h, words16(b + 16 * h) | W16(high));
+    }
+    PQ_IN_MEMORY(at);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) {
+      const L4 bit = {8, 0x80, 0x800, 0x8000}, minus = L4(((L4{} + load<uint16_t>(b + 32 + 2 * g)) & bit) == bit);
+      c.set(g, eighths(at.eights(iq::grid1, g), B32(minus)));
+    }
+    // Four times four scales of three bits; the upper four bits of each word are the common scale.
+    const uint64_t all16 = load<uint64_t>(b + 48);
+    const auto top4 = [&](int i) { return unsigned(all16 >> (16 * i + 12)) & 15; };
+    const float d = half_to_float(uint16_t(top4(0) | top4(1) << 4 | top4(2) << 8 | top4(3) << 12)) * 0.125f;
+    const I8x shift = {0, 3, 6, 9, 16, 19, 22, 25};
+    PQ_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const I8x scales = I8x((U8x{} + uint32_t(all16 >> (32 * e))) >> U8x(shift)) & 7;
+      c.set_d(e, (to_floats(scales) * 2.0f + 1.0f) * d);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace polyquant

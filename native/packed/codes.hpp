@@ -338,6 +338,7 @@ enum class Order {
   nibbles,   // of 128 columns groups 0 and 2, and 1 and 3
   adjacent,  // of 128 columns the even ones, and the odd ones
   fields,    // groups g and g + 4
+  ternary,   // the same
   pairs,     // of each eight columns 0 and 2, 1 and 3, 4 and 6, 5 and 7
 };
 
@@ -357,6 +358,26 @@ struct UnitScales {
 };
 
 PQ_INLINE void both_nibbles(__m512i x, __m512i* codes) { codes[0] = field64(x, 0, 15), codes[1] = field64(x, 4, 15); }
+
+// Fields of two bits in Order::ternary.
+PQ_INLINE void put_two_bits(const uint8_t* p, __m512i (&codes)[4]) {
+  const __m512i x = _mm512_loadu_si512(p);
+  PQ_UNROLL
+  for (int i = 0; i < 4; ++i) codes[i] = field64(x, unsigned(2 * i), 3);
+}
+
+// Bit g of each of 32 bytes is a further bit of group g, with the value `value`. The halves of register i belong to
+// groups group(i) and group(i) + apart.
+template <int value, int apart, class F>
+PQ_INLINE void add_bits(const uint8_t* p, __m512i (&codes)[4], const F& group) {
+  const __m512i all = _mm512_broadcast_i64x4(__m256i(load32(p)));
+  PQ_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const int bit = 1 << group(i);
+    const __m512i bits = _mm512_inserti64x4(_mm512_set1_epi8(char(bit)), _mm256_set1_epi8(char(bit << apart)), 1);
+    codes[i] = _mm512_mask_add_epi8(codes[i], _mm512_test_epi8_mask(all, bits), codes[i], _mm512_set1_epi8(value));
+  }
+}
 
 // The nibbles of a unit, and their levels.
 PQ_INLINE void put_all_nibbles(__m512i a, __m512i b, __m512i (&codes)[4]) {
@@ -608,6 +629,22 @@ PQ_INLINE B32 move_bit(const B32& x, int from, int to) {
 struct Q2_KCodes {
   static constexpr int block = 256, bytes = 84, zero = 0, sub = 16, top = 3;
   static constexpr bool offset = true, wide = false, paired = false, whole = true;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::fields;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    put_two_bits(b + 16, codes);
+    interleave(codes);
+  }
+
+  PQ_INLINE static UnitScales unit_scales(const uint8_t* b) {
+    const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
+    const __m512 d = _mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(15)));
+    return {_mm512_mul_ps(d, _mm512_set1_ps(half_at(b + 80))),
+            _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(x, 4)), _mm512_set1_ps(-half_at(b + 82)))};
+  }
+#endif
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
 #if defined(__AVX2__)
     c.set_whole(_mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), _mm_set1_epi8(15)),
@@ -628,17 +665,46 @@ struct Q2_KCodes {
 struct Q3_KCodes {
   static constexpr int block = 256, bytes = 110, zero = 4, sub = 16, top = 7;
   static constexpr bool offset = true, wide = false, paired = false, whole = true;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+
+  // Sixteen scales of six bits, raised by 32, as bytes.
+  struct Sixteen {
+    uint64_t low, high;
+#if defined(__AVX2__)
+    PQ_INLINE __m128i centred() const {
+      return _mm_sub_epi8(_mm_set_epi64x(int64_t(high), int64_t(low)), _mm_set1_epi8(32));
+    }
+#endif
+  };
+  PQ_INLINE static Sixteen sixteen_scales(const uint8_t* b) {
     const uint64_t low = load<uint64_t>(b + 96);
     const uint32_t high = load<uint32_t>(b + 104);
     const uint64_t h0 = (high & 0x03030303u) | uint64_t(high >> 2 & 0x03030303u) << 32;
     const uint64_t h1 = (high >> 4 & 0x03030303u) | uint64_t(high >> 6 & 0x03030303u) << 32;
     constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
-    const uint64_t s0 = (low & nibble) | h0 << 4, s1 = (low >> 4 & nibble) | h1 << 4;
-#if defined(__AVX2__)
-    c.set_whole(_mm_sub_epi8(_mm_set_epi64x(int64_t(s1), int64_t(s0)), _mm_set1_epi8(32)), half_at(b + 108));
+    return {(low & nibble) | h0 << 4, (low >> 4 & nibble) | h1 << 4};
+  }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::fields;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    put_two_bits(b + 32, codes);
+    add_bits<4, 4>(b, codes, [](int i) { return i; });
+    interleave(codes);
+  }
+
+  PQ_INLINE static UnitScales unit_scales(const uint8_t* b) {
+    const __m512 s = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen_scales(b).centred()));
+    const __m512 d = _mm512_mul_ps(s, _mm512_set1_ps(half_at(b + 108)));
+    return {d, _mm512_mul_ps(d, _mm512_set1_ps(-4))};
+  }
 #endif
-    const F8 x = (floats8(s0) - 32.0f) * half_at(b + 108), y = (floats8(s1) - 32.0f) * half_at(b + 108);
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    const Sixteen s = sixteen_scales(b);
+#if defined(__AVX2__)
+    c.set_whole(s.centred(), half_at(b + 108));
+#endif
+    const F8 x = (floats8(s.low) - 32.0f) * half_at(b + 108), y = (floats8(s.high) - 32.0f) * half_at(b + 108);
     c.set_d(0, x);
     c.set_d(1, y);
     c.set_m(0, x * -4.0f);
@@ -694,14 +760,9 @@ struct Q5_KCodes {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::nibbles;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
-    const __m512i top = _mm512_broadcast_i64x4(__m256i(load32(b + 16)));  // bit g of each byte: the fifth of group g
     PQ_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if (i % 2 == 0) both_nibbles(_mm512_loadu_si512(b + 48 + 32 * i), codes + i);
-      const int g = i / 2 * 4 + i % 2;
-      const __m512i bits = _mm512_inserti64x4(_mm512_set1_epi8(char(1 << g)), _mm256_set1_epi8(char(4 << g)), 1);
-      codes[i] = _mm512_mask_add_epi8(codes[i], _mm512_test_epi8_mask(top, bits), codes[i], _mm512_set1_epi8(16));
-    }
+    for (int i = 0; i < 4; i += 2) both_nibbles(_mm512_loadu_si512(b + 48 + 32 * i), codes + i);
+    add_bits<16, 2>(b + 16, codes, [](int i) { return i / 2 * 4 + i % 2; });
     interleave(codes);
   }
 
@@ -992,12 +1053,8 @@ struct Tq2Codes {
   }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  static constexpr Order order = Order::fields;
-  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
-    const __m512i x = _mm512_loadu_si512(b);
-    PQ_UNROLL
-    for (int i = 0; i < 4; ++i) codes[i] = field64(x, unsigned(2 * i), 3);
-  }
+  static constexpr Order order = Order::ternary;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) { put_two_bits(b, codes); }
 
   template <class P>
   PQ_INLINE static void sixteen(const SixteenLines& b, P& p) {
@@ -1025,7 +1082,7 @@ struct I2SX86Codes {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   PQ_INLINE static Scales scales(const uint8_t*) { return {all(1), all(-1)}; }
-  static constexpr Order order = Order::fields;
+  static constexpr Order order = Order::ternary;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
     const __m512i x = _mm512_loadu_si512(b);
     PQ_UNROLL

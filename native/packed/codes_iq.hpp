@@ -1,5 +1,6 @@
-// The codebook types as integer codes: eight or four weights at a time. Indices, signs and scales of a unit are made in
-// vectors; indices go through memory to the loads of the codebook. Few tokens with VNNI look up 32 indices at once.
+// The codebook types as integer codes, like packed/codes.hpp: eight or four weights are looked up at a time. Indices,
+// signs and scales of a unit are made in vectors; indices go through memory to the loads of the codebook. For few
+// tokens with VNNI, 32 indices are looked up at once in registers.
 #pragma once
 
 #include "codecs/iq_codebooks.hpp"
@@ -158,6 +159,21 @@ PQ_INLINE __m512i bytes_twice(const uint8_t* p) { return lower_bytes_twice(_mm51
 PQ_INLINE void both_levels(const int8_t* table, __m512i x, __m512i* codes) {
   both_nibbles(x, codes);
   codes[0] = look_up64<0>(table, codes[0]), codes[1] = look_up64<0>(table, codes[1]);
+}
+
+// 64 indices of four weights each; `ninth`: the masks of their ninth bits, of even and of odd indices.
+template <size_t count>
+PQ_INLINE void look_up_fours(const uint16_t* table, const int8_t* levels, const uint8_t* p, const __mmask32 (&ninth)[2],
+                             __m512i (&codes)[4]) {
+  const __m512i x = _mm512_loadu_si512(p);
+  PQ_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const __m512i index = r ? _mm512_srli_epi16(x, 8) : _mm512_and_si512(x, _mm512_set1_epi16(255));
+    __mmask32 bits[3];
+    test_bits<2>(index, bits);
+    bits[2] = ninth[r];
+    both_levels(levels, look_up_words<count>(table, index, bits), codes + 2 * r);
+  }
 }
 
 // Words with seven signs each -> eight of even number, as lower_bytes_twice. The eighth may be anything before.
@@ -362,14 +378,7 @@ struct Iq3XxsCodes {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::pairs;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
-    const __m512i x = _mm512_loadu_si512(b + 2),
-                  index[2] = {_mm512_and_si512(x, _mm512_set1_epi16(255)), _mm512_srli_epi16(x, 8)};
-    PQ_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      __mmask32 bits[2];
-      test_bits<2>(index[r], bits);
-      both_levels(kLevels3, look_up_words<256>(kNibbles3Xxs.data(), index[r], bits), codes + 2 * r);
-    }
+    look_up_fours<256>(kNibbles3Xxs.data(), kLevels3, b + 2, {}, codes);
     put_signs(fields_twice<0>(_mm512_cvtepu32_epi64(__m256i(load32(b + 66)))), codes);
   }
   PQ_INLINE static Scales scales(const uint8_t* b) {
@@ -395,15 +404,9 @@ struct Iq3SCodes {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::pairs;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
-    const __m512i x = _mm512_loadu_si512(b + 2),
-                  index[2] = {_mm512_and_si512(x, _mm512_set1_epi16(255)), _mm512_srli_epi16(x, 8)};
-    __mmask32 bits[2][3];
-    bits_of_pairs(b + 66, bits[0][2], bits[1][2]);
-    PQ_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      test_bits<2>(index[r], bits[r]);
-      both_levels(kOddLevels3, look_up_words<512>(kNibbles3S.data(), index[r], bits[r]), codes + 2 * r);
-    }
+    __mmask32 ninth[2];
+    bits_of_pairs(b + 66, ninth[0], ninth[1]);
+    look_up_fours<512>(kNibbles3S.data(), kOddLevels3, b + 2, ninth, codes);
     put_signs(bytes_twice(b + 74), codes);
   }
   PQ_INLINE static Scales scales(const uint8_t* b) {

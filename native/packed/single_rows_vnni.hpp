@@ -12,8 +12,9 @@ concept InRegisters = requires(const uint8_t* b, __m512i (&codes)[4]) { T::regis
 // The sub-block of `sub` columns of lane l (four bytes) of register i.
 constexpr int sub_block(Order order, int sub, int i, int l) {
   if (order == Order::pairs) return 16 * l / sub;
-  if (order == Order::fields) return i + l / 8 * 4;
+  if (order == Order::ternary) return i + l / 8 * 4;
   const int named = i / 2 + l % 4 / 2 * 2, quarter = l / 4;  // a register of the named order, and its sixteen bytes
+  if (order == Order::fields) return (named + quarter / 2 * 4) * 32 / sub + (sub == 16 ? quarter % 2 : 0);
   if (sub == 16) return 4 * named + quarter;
   switch (order) {
     case Order::halves:
@@ -69,12 +70,13 @@ PQ_INLINE void arrange_unit(const int8_t* q, __m512i (&x)[4]) {
     for (int i = 0; i < 4; ++i) x[i] = _mm512_shuffle_epi8(_mm512_loadu_si512(q + 64 * i), pairs);
     exchange_lanes(x);
     in_quads(x);
-  } else if constexpr (T::order == Order::fields) {
+  } else if constexpr (T::order == Order::fields || T::order == Order::ternary) {
     PQ_UNROLL
     for (int i = 0; i < 4; i += 2) {
       const __m512i a = _mm512_loadu_si512(q + 32 * i), b = _mm512_loadu_si512(q + 32 * i + 128);
       x[i] = _mm512_shuffle_i64x2(a, b, 0x44), x[i + 1] = _mm512_shuffle_i64x2(a, b, 0xee);
     }
+    if constexpr (T::order == Order::fields) interleave(x);
   } else {
     arrange<T::order>(q, x[0], x[1]), arrange<T::order>(q + 128, x[2], x[3]);
     interleave(x);

@@ -196,11 +196,13 @@ struct GroupedCodes {
   }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  static constexpr Order order = Order::adjacent;
+  static constexpr Order order = per == 32 ? Order::adjacent : Order::alternate;
   PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4])
-    requires(bits == 4 && per == 32)
+    requires(bits == 4)
   {
-    put_all_nibbles(_mm512_loadu_si512(b), _mm512_loadu_si512(b + 64), codes);
+    const __m512i x = _mm512_loadu_si512(b), y = _mm512_loadu_si512(b + 64);
+    if constexpr (per == 32) return put_all_nibbles(x, y, codes);
+    both_nibbles(x, codes), both_nibbles(y, codes + 2);
   }
 
   template <class P>
@@ -224,11 +226,11 @@ struct GroupedFp4 {
   static constexpr bool offset = true, wide = false, paired = true, whole = false, halved = true;
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  static constexpr Order order = Order::adjacent;
-  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4])
-    requires(per == 32)
-  {
-    put_all_levels(kRaisedE2m1, _mm512_loadu_si512(b), _mm512_loadu_si512(b + 64), codes);
+  static constexpr Order order = per == 32 ? Order::adjacent : Order::alternate;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    const __m512i x = _mm512_loadu_si512(b), y = _mm512_loadu_si512(b + 64);
+    if constexpr (per == 32) return put_all_levels(kRaisedE2m1, x, y, codes);
+    both_levels(kRaisedE2m1, x, codes), both_levels(kRaisedE2m1, y, codes + 2);
   }
 
   template <class P>

@@ -334,12 +334,14 @@ PQ_INLINE void put_halves(const SixteenLines& b, float (*to)[16]) {
 // the fourth: two or four of them then have the same scales in the same lanes.
 enum class Order {
   natural,
-  halves,    // of 128 columns the first halves of four groups of 32, and the second ones
-  nibbles,   // of 128 columns groups 0 and 2, and 1 and 3
-  adjacent,  // of 128 columns the even ones, and the odd ones
-  fields,    // groups g and g + 4
-  ternary,   // the same
-  pairs,     // of each eight columns 0 and 2, 1 and 3, 4 and 6, 5 and 7
+  halves,     // of 128 columns the first halves of four groups of 32, and the second ones
+  nibbles,    // of 128 columns groups 0 and 2, and 1 and 3
+  adjacent,   // of 128 columns the even ones, and the odd ones
+  fields,     // groups g and g + 4
+  ternary,    // the same
+  alternate,  // of 128 columns the even ones, and the odd ones
+  eights,     // of 128 columns the first eight of each sixteen, and the others
+  pairs,      // of each eight columns 0 and 2, 1 and 3, 4 and 6, 5 and 7
 };
 
 // Of each sixteen bytes the lower eight of both, and the upper eight.
@@ -389,6 +391,12 @@ PQ_INLINE void put_all_levels(const int8_t* table, __m512i a, __m512i b, __m512i
   put_all_nibbles(a, b, codes);
   PQ_UNROLL
   for (int i = 0; i < 4; ++i) codes[i] = look_up64<0>(table, codes[i]);
+}
+
+// The levels of both nibbles.
+PQ_INLINE void both_levels(const int8_t* table, __m512i x, __m512i* codes) {
+  both_nibbles(x, codes);
+  codes[0] = look_up64<0>(table, codes[0]), codes[1] = look_up64<0>(table, codes[1]);
 }
 
 // Sixteen bytes each from four blocks.
@@ -970,12 +978,32 @@ PQ_INLINE uint64_t both(uint32_t low, uint32_t high) { return low | uint64_t(hig
 struct Nvfp4Codes {
   static constexpr int block = 64, bytes = 36, sub = 16, top = 0, least = -12;
   static constexpr bool offset = false, wide = false, paired = true, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    for (int e = 0; e < 2; ++e) {
-      // Half of an unsigned E4M3 value; 0x7f is 0 and the top bit is ignored, as in ggml.
-      const I8x x = ints8(both(load<uint32_t>(b + 72 * e), load<uint32_t>(b + 72 * e + 36))) & 0x7f;
-      c.set_d(e, e4m3_magnitudes(x & (x != 0x7f)) * 0.5f);
+
+  // Halves of unsigned E4M3 values; 0x7f is 0 and the top bit is ignored, as in ggml.
+  PQ_INLINE static F8 eight_scales(const uint8_t* b, int e) {
+    const I8x x = ints8(both(load<uint32_t>(b + 72 * e), load<uint32_t>(b + 72 * e + 36))) & 0x7f;
+    return e4m3_magnitudes(x & (x != 0x7f)) * 0.5f;
+  }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::eights;
+  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+    PQ_UNROLL
+    for (int i = 0; i < 4; i += 2, b += 2 * bytes) {
+      const __m512i x = _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(load32(b + 4))), __m256i(load32(b + 40)), 1);
+      both_levels(kTwiceE2m1, x, codes + i);
     }
+  }
+
+  PQ_INLINE static UnitScales unit_scales(const uint8_t* b) {
+    const __m512 low = _mm512_castps256_ps512(__m256(eight_scales(b, 0)));
+    const __m256d high = _mm256_castps_pd(__m256(eight_scales(b, 1)));
+    return {_mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(low), high, 1)), _mm512_setzero_ps()};
+  }
+#endif
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    for (int e = 0; e < 2; ++e) c.set_d(e, eight_scales(b, e));
     PQ_UNROLL
     for (int g = 0; g < 8; g += 2) {  // 8 bytes per sub-block: its low nibbles, its high nibbles
       using Eight = uint64_t __attribute__((vector_size(32)));

@@ -155,12 +155,6 @@ PQ_INLINE __m512i lower_bytes_twice(__m512i words) {
 }
 PQ_INLINE __m512i bytes_twice(const uint8_t* p) { return lower_bytes_twice(_mm512_cvtepu8_epi16(__m256i(load32(p)))); }
 
-// The levels of both nibbles.
-PQ_INLINE void both_levels(const int8_t* table, __m512i x, __m512i* codes) {
-  both_nibbles(x, codes);
-  codes[0] = look_up64<0>(table, codes[0]), codes[1] = look_up64<0>(table, codes[1]);
-}
-
 // 64 indices of four weights each; `ninth`: the masks of their ninth bits, of even and of odd indices.
 template <size_t count>
 PQ_INLINE void look_up_fours(const uint16_t* table, const int8_t* levels, const uint8_t* p, const __mmask32 (&ninth)[2],

@@ -13,6 +13,7 @@ concept InRegisters = requires(const uint8_t* b, __m512i (&codes)[4]) { T::regis
 constexpr int sub_block(Order order, int sub, int i, int l) {
   if (order == Order::pairs) return 16 * l / sub;
   if (order == Order::ternary) return i + l / 8 * 4;
+  if (order == Order::alternate || order == Order::eights) return i / 2 * 8 + l / 2;  // of 16 columns
   const int named = i / 2 + l % 4 / 2 * 2, quarter = l / 4;  // a register of the named order, and its sixteen bytes
   if (order == Order::fields) return (named + quarter / 2 * 4) * 32 / sub + (sub == 16 ? quarter % 2 : 0);
   if (sub == 16) return 4 * named + quarter;
@@ -54,7 +55,11 @@ PQ_INLINE void arrange(const int8_t* q, __m512i& x, __m512i& y) {
     x = _mm512_shuffle_i64x2(a, b, 0x88), y = _mm512_shuffle_i64x2(a, b, 0xdd);
   } else if constexpr (order == Order::nibbles) {
     x = _mm512_shuffle_i64x2(a, b, 0x44), y = _mm512_shuffle_i64x2(a, b, 0xee);
-  } else if constexpr (order == Order::adjacent) {
+  } else if constexpr (order == Order::eights) {
+    const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+    x = _mm512_permutex2var_epi64(a, even, b);
+    y = _mm512_permutex2var_epi64(a, _mm512_add_epi64(even, _mm512_set1_epi64(1)), b);
+  } else if constexpr (order == Order::adjacent || order == Order::alternate) {
     const auto even = [](__m512i c, __m512i d) {
       return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(c)), _mm512_cvtepi16_epi8(d), 1);
     };
@@ -79,7 +84,7 @@ PQ_INLINE void arrange_unit(const int8_t* q, __m512i (&x)[4]) {
     if constexpr (T::order == Order::fields) interleave(x);
   } else {
     arrange<T::order>(q, x[0], x[1]), arrange<T::order>(q + 128, x[2], x[3]);
-    interleave(x);
+    if constexpr (T::order != Order::alternate && T::order != Order::eights) interleave(x);
   }
 }
 
@@ -105,7 +110,9 @@ PQ_INLINE __m512 per_sub_block(const float* groups) {
 
 template <class T>
 PQ_INLINE UnitScales unit_scales(const Row<T>& row, const uint8_t* b, size_t u) {
-  if constexpr (T::sub == 16) {
+  if constexpr (Tabled<T> && T::sub == 16) {
+    return {_mm512_loadu_ps(row.d + 16 * u), _mm512_loadu_ps(row.m + 16 * u)};
+  } else if constexpr (T::sub == 16) {
     return T::unit_scales(b);
   } else if constexpr (Tabled<T>) {
     return {_mm512_castps256_ps512(_mm256_loadu_ps(row.d + 8 * u)),

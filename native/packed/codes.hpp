@@ -329,9 +329,9 @@ PQ_INLINE void put_halves(const SixteenLines& b, float (*to)[16]) {
   }
 }
 
-// The order of the columns of a unit in four registers of codes (packed/single_rows_vnni.hpp). But for the last two,
-// the named order is that of registers 0, 2, 1, 3 after `interleave` of the first with the third and of the second with
-// the fourth: two or four of them then have the same scales in the same lanes.
+// The order of the columns of a unit in four registers of codes (packed/single_rows_vnni.hpp). Named is the order
+// before `interleave`, which the last four do without: then two or four registers have the same scales in the same
+// lanes.
 enum class Order {
   natural,
   halves,     // of 128 columns the first halves of four groups of 32, and the second ones

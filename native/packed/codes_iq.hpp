@@ -189,13 +189,12 @@ PQ_INLINE __m512i fields_twice(__m512i x) {
   return even_bytes_twice(_mm512_srlv_epi16(two_bytes, _mm512_set1_epi64(0x0005000600070000)));
 }
 
-// Signs of a unit, each byte twice, for codes in Order::pairs.
-PQ_INLINE void put_signs(__m512i twice, __m512i (&codes)[4]) {
+// Signs of a unit, each byte twice -> masks of the negative codes in Order::pairs.
+PQ_INLINE void put_signs(__m512i twice, __mmask64 (&minus)[4]) {
   PQ_UNROLL
   for (int j = 0; j < 4; ++j) {
     const int bit = 1 << (j / 2 * 4 + j % 2);
-    const __mmask64 minus = _mm512_test_epi8_mask(twice, _mm512_set1_epi16(short(bit | bit << 10)));
-    codes[j] = _mm512_mask_sub_epi8(codes[j], minus, _mm512_setzero_si512(), codes[j]);
+    minus[j] = _mm512_test_epi8_mask(twice, _mm512_set1_epi16(short(bit | bit << 10)));
   }
 }
 
@@ -236,13 +235,13 @@ struct Iq2XxsCodes {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::pairs;
-  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+  PQ_INLINE static void magnitudes(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) {
     const __m512i x = _mm512_loadu_si512(b + 2);  // of each group: four indices, then signs and the scale
     const __m512i index = _mm512_cvtepu8_epi16(_mm512_cvtepi64_epi32(x));
     __mmask32 bits[2];
     test_bits<2>(index, bits);
     put_magnitudes2(look_up_words<256>(kFields2Xxs.data(), index, bits), codes);
-    put_signs(fields_twice<4>(x), codes);
+    put_signs(fields_twice<4>(x), minus);
   }
 
   PQ_INLINE static Scales scales(const uint8_t* b) {
@@ -296,12 +295,12 @@ struct Iq2XsCodes {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::pairs;
-  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+  PQ_INLINE static void magnitudes(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) {
     const __m512i x = _mm512_loadu_si512(b + 2);
     __mmask32 bits[3];
     test_bits<3>(x, bits);
     put_magnitudes2(look_up_words<512>(kFields2Xs.data(), x, bits), codes);
-    put_signs(even_bytes_twice(_mm512_srli_epi16(x, 9)), codes);
+    put_signs(even_bytes_twice(_mm512_srli_epi16(x, 9)), minus);
   }
   PQ_INLINE static UnitScales unit_scales(const uint8_t* b) { return nibble_unit_scales(b + 66, half_at(b)); }
 #endif
@@ -339,13 +338,13 @@ struct Iq2SCodes {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::pairs;
-  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+  PQ_INLINE static void magnitudes(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) {
     const __m512i index = _mm512_cvtepu8_epi16(__m256i(load32(b + 2)));
     __mmask32 bits[4];
     test_bits<2>(index, bits);
     bits_of_pairs(b + 66, bits[2], bits[3]);
     put_magnitudes2(look_up_words<1024>(kFields2S.data(), index, bits), codes);
-    put_signs(bytes_twice(b + 34), codes);
+    put_signs(bytes_twice(b + 34), minus);
   }
   PQ_INLINE static UnitScales unit_scales(const uint8_t* b) { return nibble_unit_scales(b + 74, half_at(b)); }
 #endif
@@ -371,9 +370,9 @@ struct Iq3XxsCodes {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::pairs;
-  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+  PQ_INLINE static void magnitudes(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) {
     look_up_fours<256>(kNibbles3Xxs.data(), kLevels3, b + 2, {}, codes);
-    put_signs(fields_twice<0>(_mm512_cvtepu32_epi64(__m256i(load32(b + 66)))), codes);
+    put_signs(fields_twice<0>(_mm512_cvtepu32_epi64(__m256i(load32(b + 66)))), minus);
   }
   PQ_INLINE static Scales scales(const uint8_t* b) {
     return {(to_floats(I8x(load<U8x>(b + 66) >> 28)) + 0.5f) * half_at(b) * 0.5f, F8{}};
@@ -397,11 +396,11 @@ struct Iq3SCodes {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::pairs;
-  PQ_INLINE static void registers(const uint8_t* b, __m512i (&codes)[4]) {
+  PQ_INLINE static void magnitudes(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) {
     __mmask32 ninth[2];
     bits_of_pairs(b + 66, ninth[0], ninth[1]);
     look_up_fours<512>(kNibbles3S.data(), kOddLevels3, b + 2, ninth, codes);
-    put_signs(bytes_twice(b + 74), codes);
+    put_signs(bytes_twice(b + 74), minus);
   }
   PQ_INLINE static Scales scales(const uint8_t* b) {
     const I8x shift = {0, 4, 8, 12, 16, 20, 24, 28}, scales = I8x((U8x{} + load<uint32_t>(b + 106)) >> U8x(shift)) & 15;

@@ -7,7 +7,18 @@
 
 // Types that unpack a unit to four registers.
 template <class T>
-concept InRegisters = requires(const uint8_t* b, __m512i (&codes)[4]) { T::registers(b, codes); };
+concept SignsApart =
+    requires(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) { T::magnitudes(b, codes, minus); };
+template <class T>
+concept InRegisters = SignsApart<T> || requires(const uint8_t* b, __m512i (&codes)[4]) { T::registers(b, codes); };
+
+// Whether the activations are raised by 128. One token's take the signs of the codes if these are apart.
+template <class T, int tokens>
+constexpr bool kRaised = T::top == 0 && !(SignsApart<T> && tokens == 1);
+
+PQ_INLINE __m512i negated(__m512i x, __mmask64 where) {
+  return _mm512_mask_sub_epi8(x, where, _mm512_setzero_si512(), x);
+}
 
 // The sub-block of `sub` columns of lane l (four bytes) of register i.
 constexpr int sub_block(Order order, int sub, int i, int l) {
@@ -89,14 +100,14 @@ PQ_INLINE void arrange_unit(const int8_t* q, __m512i (&x)[4]) {
 }
 
 // out [tokens][padded]
-template <class T>
+template <class T, bool raised>
 PQ_INLINE void put_arranged(const Activations& a, int8_t* out) {
   for (size_t i = 0; i < a.tokens * a.padded; i += kUnit) {
     __m512i x[4];
     arrange_unit<T>(a.q + i, x);
     PQ_UNROLL
     for (int k = 0; k < 4; ++k)
-      _mm512_storeu_si512(out + i + 64 * k, T::top ? x[k] : _mm512_xor_si512(x[k], _mm512_set1_epi8(-128)));
+      _mm512_storeu_si512(out + i + 64 * k, raised ? _mm512_xor_si512(x[k], _mm512_set1_epi8(-128)) : x[k]);
   }
 }
 
@@ -163,13 +174,18 @@ template <class T, int N, bool wide>
       fetch_ahead<bytes>(row.line + u * bytes);
       const uint8_t* const b = u < whole ? row.line + u * bytes : rest;
       const UnitScales scales = unit_scales<T>(row, b, u);
-      constexpr bool raised = T::top == 0;
+      constexpr bool raised = kRaised<T, N>;
       __m512i codes[4], start[4];
-      T::registers(b, codes);
+      [[maybe_unused]] __mmask64 minus[4];
+      if constexpr (SignsApart<T>)
+        T::magnitudes(b, codes, minus);
+      else
+        T::registers(b, codes);
       PQ_UNROLL
       for (int i = 0; i < 4; ++i) {
         start[i] = _mm512_setzero_si512();
         if constexpr (raised) {
+          if constexpr (SignsApart<T>) codes[i] = negated(codes[i], minus[i]);
           const __m512i before = continues<T, wide>(i) ? start[i - 1] : start[i];
           start[i] = _mm512_dpbusd_epi32(before, _mm512_set1_epi8(-128), codes[i]);
         }
@@ -182,7 +198,8 @@ template <class T, int N, bool wide>
         __m512i dot = _mm512_setzero_si512();
         each_constant<4>([&]<int i>() PQ_FLAT {
           if constexpr (!continues<T, wide>(i)) dot = _mm512_setzero_si512();
-          const __m512i x = _mm512_loadu_si512(q + 64 * i);
+          __m512i x = _mm512_loadu_si512(q + 64 * i);
+          if constexpr (SignsApart<T> && !raised) x = negated(x, minus[i]);
           dot = raised ? _mm512_dpbusd_epi32(dot, x, codes[i]) : _mm512_dpbusd_epi32(dot, codes[i], x);
           if constexpr (!continues<T, wide>(i + 1)) {
             if constexpr (raised) dot = _mm512_sub_epi32(dot, start[i]);
@@ -207,7 +224,8 @@ template <class T, int N, bool wide>
 template <class T, bool wide>
 void multiply_single(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
   auto* const arranged = reinterpret_cast<int8_t*>(scratch(a.tokens * a.padded));
-  put_arranged<T>(a, arranged);
-  with_constant<kFewTokens>(a.tokens,
-                            [&]<int N>() { single_rows<T, N, wide>(w, first, last, a, arranged, y, stride); });
+  with_constant<kFewTokens>(a.tokens, [&]<int N>() {
+    put_arranged<T, kRaised<T, N>>(a, arranged);
+    single_rows<T, N, wide>(w, first, last, a, arranged, y, stride);
+  });
 }

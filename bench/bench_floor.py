@@ -1,4 +1,5 @@
 """Products of one token from memory, two threads, against reading the same bytes: what part of the time is memory's.
+And of four tokens against one (bar: 1.15 times its time).
 
 Each matrix has 400 MB, far beyond the cache; reading is `memchr` over as many bytes, in alternating runs, since the
 bandwidth of a shared machine moves.
@@ -6,19 +7,20 @@ bandwidth of a shared machine moves.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from bench_run import reader
 from measure import Row, Section, in_turn
 from polyquant.ops import native
-from polyquant.ops.matmul import Group, Rounding, packed
+from polyquant.ops.matmul import Group, packed
+from polyquant.types import Rounding
 
 COLUMNS = 4096
 BYTES = 400_000_000
 THREADS = 2
+FOUR_BITS = ("q4_0", "q4_k", "iq4_xs", "mxfp4", "nvfp4")
 # name: weights and bytes of a block, places of its fp16 numbers, bar
 TYPES: dict[str, tuple[int, int, tuple[int, ...], float]] = {
     "q4_0": (32, 18, (0,), 0.85),
@@ -28,6 +30,7 @@ TYPES: dict[str, tuple[int, int, tuple[int, ...], float]] = {
     "q6_k": (256, 210, (208,), 0.85),
     "tq2_0": (256, 66, (64,), 0.85),
     "i2_s.x86": (128, 32, (), 0.85),
+    "mxfp4": (32, 17, (), 0.5),
     "nvfp4": (64, 36, (), 0.5),
     "q2_k": (256, 84, (80, 82), 0.5),
     "q3_k": (256, 110, (108,), 0.5),
@@ -46,13 +49,15 @@ def blocks(name: str) -> np.ndarray:
     weights, size, halves, _ = TYPES[name]
     line = COLUMNS // weights
     data = np.random.default_rng(1).integers(0, 256, (BYTES // (line * size) * line, size), np.uint8)
+    if name == "mxfp4":
+        data[:, 0] = 120
     for at in halves:
         data[:, at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
     return data
 
 
 def rows() -> Iterator[Row]:
-    """Yield a row per type."""
+    """Yield a row per type, and of four tokens per type of 4 bits."""
     before = native.threads()
     native.set_threads(THREADS)
     try:
@@ -60,18 +65,21 @@ def rows() -> Iterator[Row]:
             data = blocks(name)
             count = len(data) * weights // COLUMNS
             group = Group([packed(name, data, count, COLUMNS)], [count])
-            x = np.random.default_rng(2).standard_normal((1, COLUMNS)).astype(np.float32)
-            rounding: Rounding = "wide" if name.startswith(("tq", "i2")) else "block"
-            seconds = in_turn(
-                lambda group=group, x=x, rounding=rounding: group(x, rounding),  # type: ignore[misc]
-                reader(THREADS, data.nbytes),
-                repeats=11,
-                clock=time.perf_counter,
-            )
-            rate, read = (data.nbytes / s / 1e9 for s in seconds)
-            yield Row(name, "GB/s", rate, read, bar, True, {"G weights/s": count * COLUMNS / seconds[0] / 1e9})
+            single, read = in_turn(product(group, name, 1), reader(THREADS, data.nbytes), repeats=11)
+            speed = {"G weights/s": count * COLUMNS / single / 1e9}
+            yield Row(name, "GB/s", data.nbytes / single / 1e9, data.nbytes / read / 1e9, bar, True, speed)
+            if name in FOUR_BITS:
+                four, single = in_turn(product(group, name, 4), product(group, name, 1), repeats=11)
+                yield Row(f"{name}, 4 tokens over 1, peer: bar", "times", four / single, 1.15, 1.0)
     finally:
         native.set_threads(before)
+
+
+def product(group: Group, name: str, tokens: int) -> Callable[[], object]:
+    """Return the product of a matrix and random activations."""
+    x = np.random.default_rng(2).standard_normal((tokens, COLUMNS)).astype(np.float32)
+    rounding: Rounding = "wide" if name.startswith(("tq", "i2")) else "block"
+    return lambda: group(x, rounding)
 
 
 SECTION = Section("one token from memory, two threads, against reading", rows)

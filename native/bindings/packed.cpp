@@ -88,7 +88,6 @@ void bind_packed(nb::module_& m) {
   m.def("packed", &make_packed, "codec"_a, "bytes"_a, "rows"_a, "cols"_a, "scale"_a = 1.0f, "lane_step"_a = 0);
   m.def("kernel_set", [] { return kernel_set().name; });
   m.def("use_kernels", [](const std::string& option) { return use_kernels(option); }, "option"_a);
-  m.def("set_joint_rows", &set_joint_rows, "joint"_a);
   m.def("set_threads", &set_threads, "count"_a);
   m.def("get_threads", &get_threads);
   m.def("kernel_nanoseconds", &kernel_nanoseconds);

@@ -104,20 +104,20 @@ constexpr auto fields_of(const uint16_t* entries) {
   return out;
 }
 
-// Digits of three bits as nibbles.
+// Digits d of three bits as nibbles factor * d + first.
 template <int count>
-constexpr auto nibbles_of(const uint16_t* entries) {
+constexpr auto nibbles_of(const uint16_t* entries, int factor, int first) {
   std::array<uint16_t, count> out{};
   for (int e = 0; e < count; ++e)
-    for (int j = 0; j < 4; ++j) out[size_t(e)] |= uint16_t((entries[e] >> (3 * j) & 7) << (4 * j));
+    for (int j = 0; j < 4; ++j) out[size_t(e)] |= uint16_t((factor * (entries[e] >> (3 * j) & 7) + first) << (4 * j));
   return out;
 }
 
 alignas(64) constexpr auto kFields2Xxs = fields_of<256>(iq::packed + 2048);
 alignas(64) constexpr auto kFields2Xs = fields_of<512>(iq::packed + 2304);
 alignas(64) constexpr auto kFields2S = fields_of<1024>(iq::packed + 2816);
-alignas(64) constexpr auto kNibbles3Xxs = nibbles_of<256>(iq::packed + 3840);
-alignas(64) constexpr auto kNibbles3S = nibbles_of<512>(iq::packed + 4096);
+alignas(64) constexpr auto kNibbles3Xxs = nibbles_of<256>(iq::packed + 3840, 1, 0);
+alignas(64) constexpr auto kNibbles3S = nibbles_of<512>(iq::packed + 4096, 2, 1);
 
 // table[index] of words: the lower six bits of each index, and a mask for each further bit.
 template <size_t count>
@@ -157,7 +157,7 @@ PQ_INLINE __m512i bytes_twice(const uint8_t* p) { return lower_bytes_twice(_mm51
 
 // 64 indices of four weights each; `ninth`: the masks of their ninth bits, of even and of odd indices.
 template <size_t count>
-PQ_INLINE void look_up_fours(const uint16_t* table, const int8_t* levels, const uint8_t* p, const __mmask32 (&ninth)[2],
+PQ_INLINE void look_up_fours(const uint16_t* table, const uint8_t* p, const __mmask32 (&ninth)[2],
                              __m512i (&codes)[4]) {
   const __m512i x = _mm512_loadu_si512(p);
   PQ_UNROLL
@@ -166,7 +166,7 @@ PQ_INLINE void look_up_fours(const uint16_t* table, const int8_t* levels, const 
     __mmask32 bits[3];
     test_bits<2>(index, bits);
     bits[2] = ninth[r];
-    both_levels(levels, look_up_words<count>(table, index, bits), codes + 2 * r);
+    both_nibbles(look_up_words<count>(table, index, bits), codes + 2 * r);
   }
 }
 
@@ -207,7 +207,6 @@ PQ_INLINE UnitScales nibble_unit_scales(const uint8_t* p, float d) {
 }
 
 alignas(16) constexpr int8_t kLevels3[16] = {4, 12, 20, 28, 36, 44, 52, 62};
-alignas(16) constexpr int8_t kOddLevels3[16] = {1, 3, 5, 7, 9, 11, 13, 15};
 
 // Fields of two bits -> magnitudes.
 PQ_INLINE void put_magnitudes2(__m512i fields, __m512i (&codes)[4]) {
@@ -371,7 +370,9 @@ struct Iq3XxsCodes {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::pairs;
   PQ_INLINE static void magnitudes(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) {
-    look_up_fours<256>(kNibbles3Xxs.data(), kLevels3, b + 2, {}, codes);
+    look_up_fours<256>(kNibbles3Xxs.data(), b + 2, {}, codes);
+    PQ_UNROLL
+    for (int j = 0; j < 4; ++j) codes[j] = look_up64<0>(kLevels3, codes[j]);
     put_signs(fields_twice<0>(_mm512_cvtepu32_epi64(__m256i(load32(b + 66)))), minus);
   }
   PQ_INLINE static Scales scales(const uint8_t* b) {
@@ -399,7 +400,7 @@ struct Iq3SCodes {
   PQ_INLINE static void magnitudes(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) {
     __mmask32 ninth[2];
     bits_of_pairs(b + 66, ninth[0], ninth[1]);
-    look_up_fours<512>(kNibbles3S.data(), kOddLevels3, b + 2, ninth, codes);
+    look_up_fours<512>(kNibbles3S.data(), b + 2, ninth, codes);
     put_signs(bytes_twice(b + 74), minus);
   }
   PQ_INLINE static Scales scales(const uint8_t* b) {

@@ -69,7 +69,6 @@ struct Input {
             count,
             n,
             a.wide,
-            a.joint,
             lanes,
             a.tiles};
   }
@@ -96,9 +95,8 @@ Input gathered(const Input& in, const uint32_t* order, size_t n, size_t per) {
       std::memcpy(sum32 + i * blocks, in.a.sum32 + t * blocks, blocks * sizeof(float));
     }
   });
-  return {x,           {q, paired, apart, scale, sum16, sum32, n, padded, in.a.wide, in.a.joint},
-          in.cols,     in.floats,
-          in.integers, in.rounding};
+  return {x,          {q, paired, apart, scale, sum16, sum32, n, padded, in.a.wide}, in.cols, in.floats, in.integers,
+          in.rounding};
 }
 
 // Puts the gathered inputs of each expert with many side by side.

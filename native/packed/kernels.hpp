@@ -462,7 +462,7 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
   if constexpr (kTiled<T> != kNever)
     if (a.tiles && a.tokens >= kTiled<T>) return multiply_tiles<T, wide>(w, first, last, a, y, stride);
   if constexpr (Sixteen<T>)
-    if (a.tokens >= (a.joint ? kLeastSixteen<T> : kFewTokens + 1) && a.tokens <= kMostSixteen)
+    if (a.tokens > kFewTokens && a.tokens <= kMostSixteen)
       return multiply_sixteen<T, wide>(w, first, last, a, y, stride);
 #endif
   (a.tokens <= kFewTokens ? multiply_few<T, wide> : multiply_many<T, wide>)(w, first, last, a, y, stride);

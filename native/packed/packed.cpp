@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/threads.hpp"
@@ -13,13 +12,7 @@
 
 namespace polyquant {
 
-namespace {
-
-thread_local bool joint_rows = false;
-
-}  // namespace
-
-bool set_joint_rows(bool joint) { return std::exchange(joint_rows, joint); }
+namespace {}  // namespace
 
 const PackedSet& packed_set() { return kernel_set().packed(); }
 
@@ -129,10 +122,7 @@ Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bo
     const size_t first = tokens > 8 ? 8 * c : 0, last = tokens > 8 ? std::min(tokens, first + 8) : tokens;
     for (size_t t = first; t < last; ++t) one(t);
   });
-  return {q,          paired, apart,
-          scale,      sum16,  sum32,
-          tokens,     padded, how != Rounding::block,
-          joint_rows, {},     packed_set().tiles};
+  return {q, paired, apart, scale, sum16, sum32, tokens, padded, how != Rounding::block, {}, packed_set().tiles};
 }
 
 FloatInputs float_inputs(Room& room, const float* x, size_t tokens, size_t cols) {

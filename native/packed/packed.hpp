@@ -38,8 +38,7 @@ struct Activations {
   const float* sum16;    // [T, padded / 16] scale * sum of the codes
   const float* sum32;    // [T, padded / 32]
   size_t tokens, padded;
-  bool wide;   // groups of four scales are equal
-  bool joint;  // of different sequences: the sums of few tokens need not have the order of one token
+  bool wide;  // groups of four scales are equal
   SideBySide lanes{};
   const TileKernels* tiles = nullptr;  // for PackedKernel::tiled tokens and more
 };
@@ -159,9 +158,6 @@ uint8_t* scratch(size_t bytes);
 float* table_scratch(size_t floats);  // likewise, separate
 
 enum class Rounding { none, block, token, wide };
-
-// Sets Activations::joint of the next products of this thread. Returns the value before.
-bool set_joint_rows(bool joint);
 
 // Several matrices with a common input, in one parallel loop. y[t * stride + row].
 struct PackedJob {

@@ -1,7 +1,7 @@
-// Products of a few tokens with VNNI: lane l of every vector belongs to row l of sixteen. A unit of the rows is
-// unpacked to a panel that stays in L1, four adjacent columns of every row side by side, and the activations are
-// broadcast. Sums have the order of packed/tiles.hpp: results are the same bits for any number of tokens. Included by
-// packed/kernels.hpp.
+// Products of five to twelve tokens with VNNI: lane l of every vector belongs to row l of sixteen. A unit of the rows
+// is unpacked to a panel that stays in L1, four adjacent columns of every row side by side, and the activations are
+// broadcast. Sums have the order of packed/tiles.hpp: results are the same bits for any number of tokens above four.
+// Included by packed/kernels.hpp.
 
 // With more tokens a panel of packed/tiles.hpp is as fast.
 constexpr size_t kMostSixteen = 12;
@@ -11,10 +11,6 @@ template <class T>
 concept Sixteen = requires(SixteenLines b, RowPanel& p) { T::sixteen(b, p); };
 template <class T>
 concept SixteenScales = requires(SixteenLines b, RowPanel& p) { T::sixteen_scales(b, p); };
-
-// With fewer tokens single rows are as fast; they look up the symbols of I2_S 64 at a time.
-template <class T>
-constexpr size_t kLeastSixteen = T::top == 2 ? kFewTokens + 1 : 3;
 
 // A token's activations of one unit, and -centre times the sums of their codes per `span` columns. Those of several
 // tokens are adjacent: one pointer reaches all, with constant offsets.

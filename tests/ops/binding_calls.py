@@ -331,7 +331,6 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (f32(3, 12), Maybe(f32(12)), ids2(3, 4), f32(3, 4), 1, True, 1e-20, 0.0, 2.5, 4, 2, True),
         lambda: (f32(20, 12), Maybe(None), ids2(20, 12), f32(20, 12), 2, False, 0.0, 0.0, 1.0, 1, 1, False),
     ],
-    "set_joint_rows": [lambda: (False,)],
     "set_threads": [lambda: (2,)],
     "spread": [lambda: (f32(2, 5), f32(2, 3), f32(6, 5))],
     "ternarize": [lambda: (f32(512), i8(512), f32(2))],

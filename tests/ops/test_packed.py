@@ -103,9 +103,7 @@ def test_results_of_five_and_more_tokens_are_the_same_bits(name: str, kernels: s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_results_of_one_to_four_tokens_are_the_same_bits_and_nearly_those_of_different_sequences(
-    name: str, kernels: str
-) -> None:
+def test_results_of_one_to_four_tokens_are_the_same_bits(name: str, kernels: str) -> None:
     rng = np.random.default_rng(13)
     codec, rows, k = pq.codec(name), 20, 768
     group = Group([codec.packed(packed_weight(name, rows, k, rng), (rows, k))], [rows])
@@ -114,11 +112,6 @@ def test_results_of_one_to_four_tokens_are_the_same_bits_and_nearly_those_of_dif
         single = np.concatenate([group(x[i : i + 1], rounding)[0] for i in range(4)])
         for tokens in (2, 3, 4):
             np.testing.assert_array_equal(group(x[:tokens], rounding)[0], single[:tokens], err_msg=rounding)
-        margin = 1e-5 * float(np.abs(single[np.isfinite(single)]).max(initial=0))
-        with native.joint_rows():
-            for tokens in (1, 2, 3, 4):
-                np.testing.assert_allclose(group(x[:tokens], rounding)[0], single[:tokens], rtol=1e-5, atol=margin)
-        np.testing.assert_array_equal(group(x[:4], rounding)[0], single)  # not after the block
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q4_k", "q6_k", "q8_0", "mxfp4", "tq2_0", "hf_bitnet.autobitlinear"])

@@ -63,7 +63,6 @@ __all__ = [
     "empty",
     "engine",
     "instruction_set",
-    "joint_rows",
     "kernel_seconds",
     "lib",
     "module",
@@ -107,19 +106,6 @@ def engine(which: Literal["native", "numpy"]) -> Iterator[None]:
         yield
     finally:
         _enabled = before
-
-
-@contextmanager
-def joint_rows() -> Iterator[None]:
-    """Products of this thread are of tokens of different sequences: three and four need not have the bits of one token,
-    and are faster in a different order of sums. Not for passes that must have the bits of single steps.
-    """
-    before = _native.set_joint_rows(True) if _native is not None else False
-    try:
-        yield
-    finally:
-        if _native is not None:
-            _native.set_joint_rows(before)
 
 
 def empty(*shape: int) -> F32:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError
-from polyquant.ops import native
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.prompt_lookup import EXACT
 from polyquant.types import F32
@@ -155,11 +154,10 @@ def feed_together(sessions: Sequence[Session], tokens: Sequence[int]) -> F32:
     for s in sessions:
         s._reach(s.position + 1)
     decoder = sessions[0].decoder
-    with native.joint_rows():
-        hidden = decoder.together(ids, [s.cache for s in sessions])
-        for s, token in zip(sessions, ids.tolist(), strict=True):
-            s.tokens.append(token)
-        return decoder.logits(hidden)
+    hidden = decoder.together(ids, [s.cache for s in sessions])
+    for s, token in zip(sessions, ids.tolist(), strict=True):
+        s.tokens.append(token)
+    return decoder.logits(hidden)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

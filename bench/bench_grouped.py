@@ -17,11 +17,11 @@ from polyquant.ops import grouped, native
 from polyquant.ops.grouped import Grouped, Kind
 from polyquant.ops.matmul import Group, packed
 from polyquant.types import F32
+from synthetic import random_blocks
 
 SHAPES = ((2048, 2048), (8192, 2048), (2048, 8192))
 LAYERS = 3
 WEIGHTS = LAYERS * sum(n * k for n, k in SHAPES)
-BLOCK_BYTES = {"q4_0": 18, "q8_0": 34, "mxfp4": 17, "q5_0": 22}
 AVX512 = "AVX-512" in native.instruction_set()
 # name, kind, group, dtype of the scales, offsets, our type, bar
 CASES: tuple[tuple[str, Kind, int, str, str, str, float | None], ...] = (
@@ -61,12 +61,7 @@ def weight(n: int, k: int, kind: Kind, group: int, dtype: str, offset: str) -> G
 
 def ours(name: str, n: int, k: int) -> object:
     """Return a handle of one of our types with constant scales."""
-    blocks = np.random.default_rng(1).integers(0, 256, (n * k // 32, BLOCK_BYTES[name]), np.uint8)
-    if name == "mxfp4":
-        blocks[:, 0] = 120
-    else:
-        blocks[:, :2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
-    return packed(name, blocks, n, k)
+    return packed(name, random_blocks(name, n * k), n, k)
 
 
 def products(make: Callable[[int, int], object], tokens: int) -> Callable[[], None]:

@@ -50,6 +50,17 @@ BITNET_2B = {
 }
 
 
+# name: weights and bytes of a block, places of its fp16 numbers
+BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    "q4_0": (32, 18, (0,)), "q5_0": (32, 22, (0,)), "q8_0": (32, 34, (0,)),
+    "q2_k": (256, 84, (80, 82)), "q3_k": (256, 110, (108,)), "q4_k": (256, 144, (0, 2)), "q6_k": (256, 210, (208,)),
+    "iq1_s": (256, 50, (0,)), "iq1_m": (256, 56, ()),
+    "iq2_xxs": (256, 66, (0,)), "iq2_xs": (256, 74, (0,)), "iq2_s": (256, 82, (0,)),
+    "iq3_xxs": (256, 98, (0,)), "iq3_s": (256, 110, (0,)), "iq4_xs": (256, 136, (0,)),
+    "mxfp4": (32, 17, ()), "nvfp4": (64, 36, ()), "tq2_0": (256, 66, (64,)), "i2_s.x86": (128, 32, ()),
+}  # fmt: skip
+
+
 def llama_tensors(config: dict) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of a Llama with this configuration."""
     h, f = config["hidden_size"], config["intermediate_size"]
@@ -133,6 +144,17 @@ def write_folder(folder: Path, config: dict, tensors: dict, rng: np.random.Gener
                 left -= n
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     return offset
+
+
+def random_blocks(name: str, weights: int) -> np.ndarray:
+    """Return the blocks [count, bytes] of `weights` weights of a GGUF type: random codes, and scales near 0.01."""
+    block, size, halves = BLOCKS[name]
+    data = np.random.default_rng(1).integers(0, 256, (weights // block, size), np.uint8)
+    if name == "mxfp4":
+        data[:, 0] = 120
+    for at in halves:
+        data[:, at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    return data
 
 
 def write_large_header_gguf(path: Path, tokens: int = 150_000, merges: int = 280_000, tensors: int = 330) -> None:

@@ -34,12 +34,15 @@ constexpr int odd3[] = {1, 3, 5, 7, 9, 11, 13, 15};
 // iq1 as 8 * grid - 1 with its top bit flipped: adding 2 (the positive shift) does not carry into the next byte.
 constexpr int eighths1[] = {-9 ^ -0x80, -1 ^ -0x80, 7 ^ -0x80};
 
-alignas(64) inline constexpr auto grid1 = expand<uint64_t, 0, 2048, 2>(eighths1);
-alignas(64) inline constexpr auto grid2_xxs = expand<uint64_t, 2048, 256, 2>(magnitudes2);
-alignas(64) inline constexpr auto grid2_xs = expand<uint64_t, 2304, 512, 2>(magnitudes2);
-alignas(64) inline constexpr auto grid2_s = expand<uint64_t, 2816, 1024, 2>(magnitudes2);
-alignas(64) inline constexpr auto grid3_xxs = expand<uint32_t, 3840, 256, 3>(magnitudes3);
-alignas(64) inline constexpr auto grid3_s = expand<uint32_t, 4096, 512, 3>(odd3);
+// The first entry of each codebook.
+constexpr int start1 = 0, start2_xxs = 2048, start2_xs = 2304, start2_s = 2816, start3_xxs = 3840, start3_s = 4096;
+
+alignas(64) inline constexpr auto grid1 = expand<uint64_t, start1, 2048, 2>(eighths1);
+alignas(64) inline constexpr auto grid2_xxs = expand<uint64_t, start2_xxs, 256, 2>(magnitudes2);
+alignas(64) inline constexpr auto grid2_xs = expand<uint64_t, start2_xs, 512, 2>(magnitudes2);
+alignas(64) inline constexpr auto grid2_s = expand<uint64_t, start2_s, 1024, 2>(magnitudes2);
+alignas(64) inline constexpr auto grid3_xxs = expand<uint32_t, start3_xxs, 256, 3>(magnitudes3);
+alignas(64) inline constexpr auto grid3_s = expand<uint32_t, start3_s, 512, 3>(odd3);
 
 // [sign bits] -> a byte of ones for each minus sign.
 alignas(64) inline constexpr auto sign_mask = [] {

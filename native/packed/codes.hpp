@@ -329,9 +329,8 @@ PQ_INLINE void put_halves(const SixteenLines& b, float (*to)[16]) {
   }
 }
 
-// The order of the columns of a unit in four registers of codes (packed/single_rows_vnni.hpp). Named is the order
-// before `interleave`, which the last four do without: then two or four registers have the same scales in the same
-// lanes.
+// The order of the columns of a unit in four registers of codes (packed/single_rows_vnni.hpp). All but the last four
+// are named as they are before `interleave`, which gives two or four registers the same scales in the same lanes.
 enum class Order {
   natural,
   halves,     // of 128 columns the first halves of four groups of 32, and the second ones
@@ -343,6 +342,8 @@ enum class Order {
   eights,     // of 128 columns the first eight of each sixteen, and the others
   pairs,      // of each eight columns 0 and 2, 1 and 3, 4 and 6, 5 and 7
 };
+
+constexpr bool interleaved(Order order) { return order < Order::ternary; }
 
 // Of each sixteen bytes the lower eight of both, and the upper eight.
 PQ_INLINE void interleave(__m512i& a, __m512i& b) {
@@ -675,7 +676,7 @@ struct Q3_KCodes {
   static constexpr bool offset = true, wide = false, paired = false, whole = true;
 
   // Sixteen scales of six bits, raised by 32, as bytes.
-  struct Sixteen {
+  struct SixBits {
     uint64_t low, high;
 #if defined(__AVX2__)
     PQ_INLINE __m128i centred() const {
@@ -683,7 +684,7 @@ struct Q3_KCodes {
     }
 #endif
   };
-  PQ_INLINE static Sixteen sixteen_scales(const uint8_t* b) {
+  PQ_INLINE static SixBits six_bit_scales(const uint8_t* b) {
     const uint64_t low = load<uint64_t>(b + 96);
     const uint32_t high = load<uint32_t>(b + 104);
     const uint64_t h0 = (high & 0x03030303u) | uint64_t(high >> 2 & 0x03030303u) << 32;
@@ -701,14 +702,14 @@ struct Q3_KCodes {
   }
 
   PQ_INLINE static UnitScales unit_scales(const uint8_t* b) {
-    const __m512 s = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen_scales(b).centred()));
+    const __m512 s = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(six_bit_scales(b).centred()));
     const __m512 d = _mm512_mul_ps(s, _mm512_set1_ps(half_at(b + 108)));
     return {d, _mm512_mul_ps(d, _mm512_set1_ps(-4))};
   }
 #endif
 
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    const Sixteen s = sixteen_scales(b);
+    const SixBits s = six_bit_scales(b);
 #if defined(__AVX2__)
     c.set_whole(s.centred(), half_at(b + 108));
 #endif

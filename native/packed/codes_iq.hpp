@@ -37,6 +37,15 @@ PQ_INLINE L4 four_words(const uint8_t* p) {
 #endif
 }
 
+#if defined(__AVX2__)
+// The nibbles of eight bytes.
+PQ_INLINE __m128i sixteen_nibbles(const uint8_t* p) {
+  const uint64_t s = load<uint64_t>(p);
+  constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
+  return _mm_unpacklo_epi8(_mm_cvtsi64_si128(int64_t(s & nibble)), _mm_cvtsi64_si128(int64_t(s >> 4 & nibble)));
+}
+#endif
+
 // Codes with a bit are negated.
 PQ_INLINE B32 with_signs(const B32& codes, uint32_t bits) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -104,20 +113,20 @@ constexpr auto fields_of(const uint16_t* entries) {
   return out;
 }
 
-// Digits d of three bits as nibbles factor * d + first.
+// Digits of three bits as nibbles, which index `levels`.
 template <int count>
-constexpr auto nibbles_of(const uint16_t* entries, int factor, int first) {
+constexpr auto nibbles_of(const uint16_t* entries, const int (&levels)[8]) {
   std::array<uint16_t, count> out{};
   for (int e = 0; e < count; ++e)
-    for (int j = 0; j < 4; ++j) out[size_t(e)] |= uint16_t((factor * (entries[e] >> (3 * j) & 7) + first) << (4 * j));
+    for (int j = 0; j < 4; ++j) out[size_t(e)] |= uint16_t(levels[entries[e] >> (3 * j) & 7] << (4 * j));
   return out;
 }
 
-alignas(64) constexpr auto kFields2Xxs = fields_of<256>(iq::packed + 2048);
-alignas(64) constexpr auto kFields2Xs = fields_of<512>(iq::packed + 2304);
-alignas(64) constexpr auto kFields2S = fields_of<1024>(iq::packed + 2816);
-alignas(64) constexpr auto kNibbles3Xxs = nibbles_of<256>(iq::packed + 3840, 1, 0);
-alignas(64) constexpr auto kNibbles3S = nibbles_of<512>(iq::packed + 4096, 2, 1);
+alignas(64) constexpr auto kFields2Xxs = fields_of<256>(iq::packed + iq::start2_xxs);
+alignas(64) constexpr auto kFields2Xs = fields_of<512>(iq::packed + iq::start2_xs);
+alignas(64) constexpr auto kFields2S = fields_of<1024>(iq::packed + iq::start2_s);
+alignas(64) constexpr auto kNibbles3Xxs = nibbles_of<256>(iq::packed + iq::start3_xxs, {0, 1, 2, 3, 4, 5, 6, 7});
+alignas(64) constexpr auto kNibbles3S = nibbles_of<512>(iq::packed + iq::start3_s, iq::odd3);
 
 // table[index] of words: the lower six bits of each index, and a mask for each further bit.
 template <size_t count>
@@ -200,13 +209,16 @@ PQ_INLINE void put_signs(__m512i twice, __mmask64 (&minus)[4]) {
 
 // 16 nibbles s -> (s + 1/2) * d / 4
 PQ_INLINE UnitScales nibble_unit_scales(const uint8_t* p, float d) {
-  const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), mask = _mm_set1_epi8(15);
-  const __m128i s = _mm_unpacklo_epi8(_mm_and_si128(x, mask), _mm_and_si128(_mm_srli_epi16(x, 4), mask));
-  const __m512 sum = _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(s)), _mm512_set1_ps(0.5f));
+  const __m512 s = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(sixteen_nibbles(p)));
+  const __m512 sum = _mm512_add_ps(s, _mm512_set1_ps(0.5f));
   return {_mm512_mul_ps(_mm512_mul_ps(sum, _mm512_set1_ps(d)), _mm512_set1_ps(0.25f)), _mm512_setzero_ps()};
 }
 
-alignas(16) constexpr int8_t kLevels3[16] = {4, 12, 20, 28, 36, 44, 52, 62};
+alignas(16) constexpr auto kLevels3 = [] {
+  std::array<int8_t, 16> out{};
+  for (size_t i = 0; i < 8; ++i) out[i] = int8_t(iq::magnitudes3[i]);
+  return out;
+}();
 
 // Fields of two bits -> magnitudes.
 PQ_INLINE void put_magnitudes2(__m512i fields, __m512i (&codes)[4]) {
@@ -243,22 +255,25 @@ struct Iq2XxsCodes {
     put_signs(fields_twice<4>(x), minus);
   }
 
-  PQ_INLINE static Scales scales(const uint8_t* b) {
-    const __m256i tails = _mm512_cvtepi64_epi32(_mm512_srli_epi64(_mm512_loadu_si512(b + 2), 60));
-    return {(to_floats(I8x(tails)) + 0.5f) * half_at(b) * 0.25f, F8{}};
-  }
 #endif
 
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+  PQ_INLINE static U8x tails(const uint8_t* b) {
 #if defined(__AVX2__)
     const __m256 x = _mm256_castsi256_ps(__m256i(load32(b + 2))), y = _mm256_castsi256_ps(__m256i(load32(b + 34)));
-    const U8x tails = U8x(_mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)), 0xd8));
+    return U8x(_mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)), 0xd8));
 #else
-    U8x tails;
-    for (int g = 0; g < 8; ++g) tails[g] = load<uint32_t>(b + 6 + 8 * g);
+    U8x out;
+    for (int g = 0; g < 8; ++g) out[g] = load<uint32_t>(b + 6 + 8 * g);
+    return out;
 #endif
+  }
+  PQ_INLINE static Scales scales(const uint8_t* b) {
+    return {(to_floats(I8x(tails(b) >> 28)) + 0.5f) * half_at(b) * 0.25f, F8{}};
+  }
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     alignas(32) uint32_t signs[8];
-    const U8x even = even_signs(tails & 0x0fffffff);
+    const U8x even = even_signs(tails(b) & 0x0fffffff);
     std::memcpy(signs, &even, sizeof even);
     PQ_IN_MEMORY(signs);
     PQ_UNROLL
@@ -267,21 +282,20 @@ struct Iq2XxsCodes {
       c.set(g, with_signs(words(iq::grid2_xxs[i[0]], iq::grid2_xxs[i[1]], iq::grid2_xxs[i[2]], iq::grid2_xxs[i[3]]),
                           signs[g]));
     }
-    c.set_d(0, (to_floats(I8x(tails >> 28)) + 0.5f) * half_at(b) * 0.25f);
+    c.set_d(0, scales(b).d);
   }
 };
 
 // 16 nibbles s -> (s + 1/2) * d / 4
 PQ_INLINE void nibble_scales(const uint8_t* p, float d, Codes& c) {
-  const uint64_t s = load<uint64_t>(p);
-  constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
 #if defined(__AVX2__)
-  const __m128i even = _mm_cvtsi64_si128(int64_t(s & nibble)), odd = _mm_cvtsi64_si128(int64_t(s >> 4 & nibble));
-  const __m128i all16 = _mm_unpacklo_epi8(even, odd);
+  const __m128i all16 = sixteen_nibbles(p);
   const auto scales = [&](__m128i x) { return (F8(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x))) + 0.5f) * d * 0.25f; };
   c.set_d(0, scales(all16));
   c.set_d(1, scales(_mm_unpackhi_epi64(all16, all16)));
 #else
+  const uint64_t s = load<uint64_t>(p);
+  constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
   const F8 even = (floats8(s & nibble) + 0.5f) * d * 0.25f, odd = (floats8(s >> 4 & nibble) + 0.5f) * d * 0.25f;
   c.set_d(0, __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11));
   c.set_d(1, __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15));
@@ -372,22 +386,23 @@ struct Iq3XxsCodes {
   PQ_INLINE static void magnitudes(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) {
     look_up_fours<256>(kNibbles3Xxs.data(), b + 2, {}, codes);
     PQ_UNROLL
-    for (int j = 0; j < 4; ++j) codes[j] = look_up64<0>(kLevels3, codes[j]);
+    for (int j = 0; j < 4; ++j) codes[j] = look_up64<0>(kLevels3.data(), codes[j]);
     put_signs(fields_twice<0>(_mm512_cvtepu32_epi64(__m256i(load32(b + 66)))), minus);
-  }
-  PQ_INLINE static Scales scales(const uint8_t* b) {
-    return {(to_floats(I8x(load<U8x>(b + 66) >> 28)) + 0.5f) * half_at(b) * 0.5f, F8{}};
   }
 #endif
 
+  PQ_INLINE static Scales scales(const uint8_t* b) {
+    return {(to_floats(I8x(load<U8x>(b + 66) >> 28)) + 0.5f) * half_at(b) * 0.5f, F8{}};
+  }
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    const U8x tails = load<U8x>(b + 66), even = even_signs(tails & 0x0fffffff);
+    const U8x even = even_signs(load<U8x>(b + 66) & 0x0fffffff);
     alignas(32) uint32_t signs[8];
     std::memcpy(signs, &even, sizeof even);
     PQ_IN_MEMORY(signs);
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) c.set(g, with_signs(Lookups::by_fours(iq::grid3_xxs, b + 2 + 8 * g), signs[g]));
-    c.set_d(0, (to_floats(I8x(tails >> 28)) + 0.5f) * half_at(b) * 0.5f);
+    c.set_d(0, scales(b).d);
   }
 };
 
@@ -403,11 +418,12 @@ struct Iq3SCodes {
     look_up_fours<512>(kNibbles3S.data(), b + 2, ninth, codes);
     put_signs(bytes_twice(b + 74), minus);
   }
+#endif
+
   PQ_INLINE static Scales scales(const uint8_t* b) {
     const I8x shift = {0, 4, 8, 12, 16, 20, 24, 28}, scales = I8x((U8x{} + load<uint32_t>(b + 106)) >> U8x(shift)) & 15;
     return {(to_floats(scales) * 2.0f + 1.0f) * half_at(b), F8{}};
   }
-#endif
 
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     Lookups at;
@@ -420,9 +436,7 @@ struct Iq3SCodes {
     PQ_IN_MEMORY(at);
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.fours(iq::grid3_s, g), load<uint32_t>(b + 74 + 4 * g)));
-    const uint32_t s = load<uint32_t>(b + 106);
-    const I8x shift = {0, 4, 8, 12, 16, 20, 24, 28}, scales = I8x((U8x{} + s) >> U8x(shift)) & 15;
-    c.set_d(0, (to_floats(scales) * 2.0f + 1.0f) * half_at(b));
+    c.set_d(0, scales(b).d);
   }
 };
 

@@ -436,11 +436,6 @@ PQ_INLINE __m256i eight_words(const int16_t* p) {
 #include "packed/tiles_amx.hpp"
 #endif
 
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-template <InRegisters T>
-constexpr bool kOrders<T> = false;
-#endif
-
 // One to four tokens.
 template <class T, bool wide>
 void multiply_few(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {

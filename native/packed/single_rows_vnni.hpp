@@ -5,12 +5,15 @@
 // one to four tokens. The activations should fit the first cache: nothing else is stored with them. Included by
 // packed/kernels.hpp.
 
-// Types that unpack a unit to four registers.
+// Types that unpack a unit to four registers; SignsApart: to magnitudes, and masks of the negative ones.
 template <class T>
 concept SignsApart =
     requires(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) { T::magnitudes(b, codes, minus); };
 template <class T>
 concept InRegisters = SignsApart<T> || requires(const uint8_t* b, __m512i (&codes)[4]) { T::registers(b, codes); };
+
+template <InRegisters T>
+constexpr bool kOrders<T> = false;
 
 // Whether the activations are raised by 128. One token's take the signs of the codes if these are apart.
 template <class T, int tokens>
@@ -92,11 +95,10 @@ PQ_INLINE void arrange_unit(const int8_t* q, __m512i (&x)[4]) {
       const __m512i a = _mm512_loadu_si512(q + 32 * i), b = _mm512_loadu_si512(q + 32 * i + 128);
       x[i] = _mm512_shuffle_i64x2(a, b, 0x44), x[i + 1] = _mm512_shuffle_i64x2(a, b, 0xee);
     }
-    if constexpr (T::order == Order::fields) interleave(x);
   } else {
     arrange<T::order>(q, x[0], x[1]), arrange<T::order>(q + 128, x[2], x[3]);
-    if constexpr (T::order != Order::alternate && T::order != Order::eights) interleave(x);
   }
+  if constexpr (interleaved(T::order)) interleave(x);
 }
 
 // out [tokens][padded]

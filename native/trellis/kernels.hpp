@@ -75,22 +75,34 @@ struct Grid : Pairs {
 
 // Two half-precision values hashed from each state, added in half precision.
 template <uint32_t factor, uint32_t offset>
-struct Halves : Pairs {
-  __m256 unit;  // levels of 1
-  PQ_INLINE explicit Halves(const TrellisMatrix& w) : unit(_mm256_set1_ps(1.0f / w.step)) {}
-  PQ_INLINE __m256 number(__m256i state) const {
-    __m256i x =
-        _mm256_add_epi32(_mm256_mullo_epi32(state, _mm256_set1_epi32(int(factor))), _mm256_set1_epi32(int(offset)));
-    x = _mm256_xor_si256(_mm256_and_si256(x, _mm256_set1_epi32(int(0x8FFF8FFF))), _mm256_set1_epi32(0x3B603B60));
-    const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12,
-                                           13, 2, 3, 6, 7, 10, 11, 14, 15);
-    x = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(x, apart), 0xd8);
-    const __m256 sum =
-        _mm256_add_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1)));
-    return _mm256_cvtph_ps(_mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+struct Halves {
+  PQ_INLINE explicit Halves(const TrellisMatrix&) {}
+  static PQ_INLINE const int32_t* inputs(const TrellisInput& in) { return in.lower; }
+  // Of a half-precision number, the sign, the two lowest bits of the exponent and the fraction are those of
+  // x & 0x8fff ^ 0x3b60. In the place of a float's, whose exponent is 112 more, they are that number, here times
+  // 2 ** scale, a multiple of 4 whose sum with the exponent has no carry.
+  template <int scale>
+  static PQ_INLINE __m256 upper_half(__m256i x) {
+    constexpr int kept = int(0x81ffe000u), changed = ((112 + 12 + scale) << 23) | (0x3b60 & 0xfff) << 13;
+    return _mm256_castsi256_ps(_mm256_xor_si256(_mm256_and_si256(_mm256_srai_epi32(x, 3), _mm256_set1_epi32(kept)),
+                                                _mm256_set1_epi32(changed)));
   }
+  // The sum of both, times 2 ** scale. Rounded to the eleven digits of half precision: added to 1.5 * 2 ** 13 times its
+  // power of two.
+  template <int scale>
+  static PQ_INLINE __m256 sum(__m256i state) {
+    __m256i x = _mm256_mullo_epi32(state, _mm256_set1_epi32(int(factor)));
+    if constexpr (offset != 0) x = _mm256_add_epi32(x, _mm256_set1_epi32(int(offset)));
+    const __m256 both = _mm256_add_ps(upper_half<scale>(x), upper_half<scale>(_mm256_slli_epi32(x, 16))),
+                 power = _mm256_and_ps(both, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xff800000u)))),
+                 large = _mm256_set1_ps(1.5f * 8192);
+    return _mm256_fnmadd_ps(power, large, _mm256_fmadd_ps(power, large, both));
+  }
+  PQ_INLINE __m256 number(__m256i state) const { return sum<0>(state); }
+  // In the lower half of a lane; the upper one meets an input of 0. Halves of levels are the last digits of
+  // 1.5 * 2 ** 22, whose own are 0.
   PQ_INLINE __m256i level(__m256i state) const {
-    return _mm256_and_si256(_mm256_cvtps_epi32(_mm256_mul_ps(number(state), unit)), _mm256_set1_epi32(0xffff));
+    return _mm256_castps_si256(_mm256_add_ps(sum<12>(state), _mm256_set1_ps(1.5f * (1 << 22))));
   }
   PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return dot2(acc, level(state), a); }
 };

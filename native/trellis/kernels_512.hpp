@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -108,31 +109,63 @@ struct Mul1 {
   }
 };
 
+struct Words {
+  alignas(64) int16_t at[64];
+  PQ_INLINE __m512i lower() const { return _mm512_load_si512(at); }
+  PQ_INLINE __m512i upper() const { return _mm512_load_si512(at + 32); }
+};
+
+struct Floats {
+  alignas(64) float at[32];
+  PQ_INLINE __m512 lower() const { return _mm512_load_ps(at); }
+  PQ_INLINE __m512 upper() const { return _mm512_load_ps(at + 16); }
+};
+
 constexpr int kXorOfAnd = 0x78;  // of _mm512_ternarylogic: a ^ (b & c)
 constexpr short kUnit = 0x7000;  // 8192, levels of 1, in half precision
 
-// Two half-precision numbers hashed from each state, added in half precision. Of each, the sign, the two lowest bits of
-// the exponent and the fraction are those of x & 0x8fff ^ 0x3b60; moved into the place of a float's, whose exponent is
-// 112 more, they are that number.
+// Two half-precision numbers hashed from each state, added in half precision.
 template <uint32_t factor, uint32_t offset>
 struct Halves {
   PQ_INLINE explicit Halves(const TrellisMatrix&) {}
   static PQ_INLINE const int32_t* inputs(const TrellisInput& in) { return in.lower; }
-  static PQ_INLINE __m512 upper_half(__m512i x) {
-    constexpr int kept = int(0x81ffe000u), changed = 0x38000000 | 0x3b60 << 13;
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(changed), _mm512_srai_epi32(x, 3),
-                                                         _mm512_set1_epi32(kept), kXorOfAnd));
-  }
   static PQ_INLINE __m512i hash(__m512i state) {
     const __m512i x = _mm512_mullo_epi32(state, _mm512_set1_epi32(int(factor)));
     return offset != 0 ? _mm512_add_epi32(x, _mm512_set1_epi32(int(offset))) : x;
   }
-  PQ_INLINE __m512 number(__m512i state) const {
-    const __m512i x = hash(state);
-    return as_halves(_mm512_add_ps(upper_half(x), upper_half(_mm512_slli_epi32(x, 16))));
+  // In units of 2 ** -13, the numbers x & 0x8fff ^ 0x3b60 are 11 bits times 1, 2, 4 or 8, or minus these: factors that
+  // the upper six bits of x select.
+  static constexpr auto kFactors = [] {
+    Words t{};
+    for (int i = 0; i < 64; ++i) t.at[i] = int16_t((i < 32 ? 1 : -1) << (i & 3 ^ 2));
+    return t;
+  }();
+  // The sum s of both as the float kOnes + s, whose last digit is a unit. A sum from 2 ** 11 times g on has a last digit
+  // of g in half precision, as has the float g * kOnes + s: kSteps holds (g - 1) * kOnes by the upper bits of s.
+  static constexpr float kOnes = 1.5f * (1 << 23);
+  static constexpr auto kSteps = [] {
+    Floats t{};
+    for (int i = 0; i < 32; ++i) {
+      const int upper = i < 16 ? i : 31 - i;
+      t.at[i] = kOnes * float(std::bit_floor(unsigned(upper) * 2 | 1u) - 1);
+    }
+    return t;
+  }();
+  static PQ_INLINE __m512 sum(__m512i state) {
+    const __m512i x = hash(state),
+                  digits = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x07600760), x, _mm512_set1_epi32(0x03ff03ff),
+                                                     kXorOfAnd),
+                  factors = _mm512_permutex2var_epi16(kFactors.lower(), _mm512_srli_epi16(x, 10), kFactors.upper()),
+                  exact = _mm512_dpwssd_epi32(_mm512_castps_si512(_mm512_set1_ps(kOnes)), digits, factors);
+    const __m512 step = _mm512_permutex2var_ps(kSteps.lower(), _mm512_srli_epi32(exact, 11), kSteps.upper());
+    return _mm512_sub_ps(_mm512_add_ps(_mm512_castsi512_ps(exact), step), step);
   }
-#if defined(__AVX512FP16__)
+  PQ_INLINE __m512 number(__m512i state) const {
+    constexpr float unit = 1.0f / 8192;
+    return _mm512_fmadd_ps(sum(state), _mm512_set1_ps(unit), _mm512_set1_ps(-kOnes * unit));
+  }
   // In the lower half of a lane; the upper one meets an input of 0.
+#if defined(__AVX512FP16__)
   PQ_INLINE __m512i spread(__m512i state) const {
     const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x3b603b60), hash(state),
                                                    _mm512_set1_epi32(int(0x8fff8fffu)), kXorOfAnd);
@@ -140,9 +173,7 @@ struct Halves {
     return _mm512_cvtph_epi16(_mm512_mul_ph(sum, _mm512_castsi512_ph(_mm512_set1_epi16(kUnit))));
   }
 #else
-  PQ_INLINE __m512i spread(__m512i state) const {
-    return _mm512_cvtps_epi32(_mm512_mul_ps(number(state), _mm512_set1_ps(8192.0f)));
-  }
+  PQ_INLINE __m512i spread(__m512i state) const { return _mm512_castps_si512(sum(state)); }
 #endif
   static PQ_INLINE __m512i add(__m512i acc, __m512i level, __m512i a) { return _mm512_dpwssd_epi32(acc, level, a); }
 };

@@ -7,41 +7,78 @@
 namespace polyquant {
 namespace {
 
+// The levels of an even and the next odd input as pairs.
+PQ_INLINE __m256i paired(__m256i even, __m256i odd) {
+  return _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xaa);
+}
+
+// In each 128-bit lane, word i of register j and word j of register i change places.
+PQ_INLINE void exchange_words(__m256i (&x)[4]) {
+  const __m256i a = _mm256_unpacklo_epi32(x[0], x[1]), b = _mm256_unpackhi_epi32(x[0], x[1]);
+  const __m256i c = _mm256_unpacklo_epi32(x[2], x[3]), d = _mm256_unpackhi_epi32(x[2], x[3]);
+  x[0] = _mm256_unpacklo_epi64(a, c), x[1] = _mm256_unpackhi_epi64(a, c);
+  x[2] = _mm256_unpacklo_epi64(b, d), x[3] = _mm256_unpackhi_epi64(b, d);
+}
+
+// The 32-bit words that `of` makes from states of tensor-core fragments, by input: row(input, words of outputs 0 ... 7,
+// those of 8 ... 15). Lanes of 128 bits hold one output and four inputs, which are those of every fourth vector.
+// together(rows): what becomes of those of four inputs, from the last one, before they are put in order.
+template <int k, class Of, class Together, class Row>
+PQ_INLINE void fragment_rows(const uint8_t* tile, __m256i mask, const Of& of, const Together& together,
+                             const Row& row) {
+  const auto quarter = [&]<int n>() PQ_FLAT {
+    __m256i low[4], high[4];  // outputs 0 ... 3 and 8 ... 11, the others
+    each<k>(
+        tile, mask, [&](auto v, __m256i state) PQ_FLAT { (v < 16 ? high : low)[3 - v / 4 % 4] = of(state); },
+        std::index_sequence<n, n + 4, n + 8, n + 12, n + 16, n + 20, n + 24, n + 28>{});
+    exchange_words(low), exchange_words(high);
+    together(low), together(high);
+    PQ_UNROLL
+    for (int q = 0; q < 4; ++q)
+      row(size_t(15 - 2 * n - q % 2 - q / 2 * 8), _mm256_permute2x128_si256(low[q], high[q], 0x31),
+          _mm256_permute2x128_si256(low[q], high[q], 0x20));
+  };
+  quarter.template operator()<0>(), quarter.template operator()<1>();
+  quarter.template operator()<2>(), quarter.template operator()<3>();
+}
+
 template <int k, class B>
 void levels(const TrellisMatrix& w, const uint8_t* tile, int16_t* panel) {
   const B book(w);
+  const auto level = [&](__m256i state) PQ_FLAT { return book.level(state); };
+  const auto store = [&](size_t input, size_t output, __m256i pairs) PQ_FLAT {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + input / 2 * 32 + output * 2), pairs);
+  };
   if (w.order == nullptr) {
-    __m256i before[2];
-    each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT {
-      const __m256i level = book.level(state);
+    __m256i even[2];
+    return each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT {
       if constexpr (v % 4 < 2)
-        before[v % 4] = level;
+        even[v % 4] = level(state);
       else
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + (v / 4 * 2 + v % 2) * 16),
-                            _mm256_blend_epi16(before[v % 2], _mm256_slli_epi32(level, 16), 0xaa));
+        store(size_t(v) / 2, v % 2 * 8, paired(even[v % 2], level(state)));
     });
-    return;
   }
-  alignas(32) int32_t all[kTile];
-  each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT {
-    _mm256_store_si256(reinterpret_cast<__m256i*>(all + 8 * v), book.level(state));
+  const auto pairs = [](__m256i(&x)[4]) PQ_FLAT { x[0] = paired(x[1], x[0]), x[2] = paired(x[3], x[2]); };
+  fragment_rows<k>(tile, mask_of(w), level, pairs, [&](size_t input, __m256i a, __m256i b) PQ_FLAT {
+    if (input % 2 == 1) store(input, 0, a), store(input, 8, b);
   });
-  for (size_t j = 0; j < kTile; ++j)
-    panel[(w.order[j] / 32 * 16 + w.order[j] % 16) * 2 + w.order[j] / 16 % 2] = int16_t(all[j]);
 }
 
 template <int k, class B>
 void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, float* out, size_t stride) {
   const B book(w);
-  if (w.order == nullptr) {
-    const __m256 factors[2] = {_mm256_loadu_ps(scales), _mm256_loadu_ps(scales + 8)};
-    return each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT {
-      _mm256_storeu_ps(out + v / 2 * stride + v % 2 * 8, _mm256_mul_ps(book.number(state), factors[v % 2]));
-    });
-  }
-  alignas(32) float all[kTile];
-  each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT { _mm256_store_ps(all + 8 * v, book.number(state)); });
-  for (size_t j = 0; j < kTile; ++j) out[w.order[j] / 16 * stride + w.order[j] % 16] = all[j] * scales[w.order[j] % 16];
+  const __m256 factors[2] = {_mm256_loadu_ps(scales), _mm256_loadu_ps(scales + 8)};
+  const auto store = [&](size_t input, size_t half, __m256 x) PQ_FLAT {
+    _mm256_storeu_ps(out + input * stride + 8 * half, _mm256_mul_ps(x, factors[half]));
+  };
+  if (w.order == nullptr)
+    return each<k>(tile, mask_of(w),
+                   [&](auto v, __m256i state) PQ_FLAT { store(size_t(v) / 2, v % 2, book.number(state)); });
+  fragment_rows<k>(
+      tile, mask_of(w), [&](__m256i state) PQ_FLAT { return _mm256_castps_si256(book.number(state)); },
+      [](__m256i(&)[4]) {},
+      [&](size_t input, __m256i a, __m256i b)
+          PQ_FLAT { store(input, 0, _mm256_castsi256_ps(a)), store(input, 1, _mm256_castsi256_ps(b)); });
 }
 
 TrellisKernel find(unsigned bits, Book book, bool row_major) {

@@ -103,9 +103,11 @@ struct Mul1 {
     return _mm512_mullo_epi32(state, _mm512_set1_epi32(int(0x83DCD12D)));
   }
   static PQ_INLINE __m512i add(__m512i acc, __m512i bytes, __m512i a) { return _mm512_dpbusd_epi32(acc, bytes, a); }
+  PQ_INLINE __m512i level(__m512i state) const {
+    return add(_mm512_setzero_si512(), spread(state), _mm512_set1_epi8(1));
+  }
   PQ_INLINE __m512 number(__m512i state) const {
-    const __m512i level = add(_mm512_setzero_si512(), spread(state), _mm512_set1_epi8(1));
-    return as_halves(_mm512_fmadd_ps(_mm512_cvtepi32_ps(level), step, zero));
+    return as_halves(_mm512_fmadd_ps(_mm512_cvtepi32_ps(level(state)), step, zero));
   }
 };
 
@@ -137,11 +139,11 @@ struct Halves {
   // the upper six bits of x select.
   static constexpr auto kFactors = [] {
     Words t{};
-    for (int i = 0; i < 64; ++i) t.at[i] = int16_t((i < 32 ? 1 : -1) << (i & 3 ^ 2));
+    for (int i = 0; i < 64; ++i) t.at[i] = int16_t((i < 32 ? 1 : -1) << ((i & 3) ^ 2));
     return t;
   }();
-  // The sum s of both as the float kOnes + s, whose last digit is a unit. A sum from 2 ** 11 times g on has a last digit
-  // of g in half precision, as has the float g * kOnes + s: kSteps holds (g - 1) * kOnes by the upper bits of s.
+  // The sum s of both as the float kOnes + s, whose last digit is a unit. A sum from 2 ** 11 times g on has a last
+  // digit of g in half precision, as has the float g * kOnes + s: kSteps holds (g - 1) * kOnes by the upper bits of s.
   static constexpr float kOnes = 1.5f * (1 << 23);
   static constexpr auto kSteps = [] {
     Floats t{};
@@ -175,6 +177,7 @@ struct Halves {
 #else
   PQ_INLINE __m512i spread(__m512i state) const { return _mm512_castps_si512(sum(state)); }
 #endif
+  PQ_INLINE __m512i level(__m512i state) const { return spread(state); }
   static PQ_INLINE __m512i add(__m512i acc, __m512i level, __m512i a) { return _mm512_dpwssd_epi32(acc, level, a); }
 };
 using Mcg = Halves<0xCBAC1FED, 0>;

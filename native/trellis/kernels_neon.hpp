@@ -194,36 +194,66 @@ void one(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& 
   }
 }
 
+// The numbers that `of` makes from states of tensor-core fragments, by input: row(input, output, numbers of outputs
+// output ... output + 3). Vectors hold one output and four inputs, which are those of every eighth vector.
+// together(rows): what becomes of those of four inputs, from the last one.
+template <int k, class Of, class Together, class Row>
+PQ_INLINE void fragment_rows(const uint8_t* tile, uint32x4_t mask, const Of& of, const Together& together,
+                             const Row& row) {
+  const auto square = [&]<int from>() PQ_FLAT {
+    float32x4_t x[4];
+    each<k>(
+        tile, mask, [&](auto v, uint32x4_t state) PQ_FLAT { x[3 - v / 8 % 4] = of(state); },
+        std::index_sequence<from, from + 8, from + 16, from + 24>{});
+    transpose4(x);
+    together(x);
+    PQ_UNROLL
+    for (int q = 0; q < 4; ++q)
+      row(size_t(15 - from / 2 % 4 * 2 - q % 2 - q / 2 * 8), size_t(from % 2 ? 0 : 8) + size_t(from < 32 ? 4 : 0),
+          x[q]);
+  };
+  [&]<size_t... n>(std::index_sequence<n...>)
+      PQ_FLAT { (square.template operator()<int(n / 8 * 32 + n % 8)>(), ...); }(std::make_index_sequence<16>{});
+}
+
 template <int k, class B>
 void levels(const TrellisMatrix& w, const uint8_t* tile, int16_t* panel) {
   const B book(w);
+  const auto paired = [](int32x4_t even, int32x4_t odd) PQ_FLAT { return vsliq_n_s32(even, odd, 16); };
+  const auto store = [&](size_t input, size_t output, int32x4_t pairs)
+                         PQ_FLAT { vst1q_s16(panel + input / 2 * 32 + output * 2, vreinterpretq_s16_s32(pairs)); };
   if (w.order == nullptr) {
-    int32x4_t before[4];
-    each<k>(tile, mask_of(w), [&](auto v, uint32x4_t state) PQ_FLAT {
-      const int32x4_t level = book.level(state);
+    int32x4_t even[4];
+    return each<k>(tile, mask_of(w), [&](auto v, uint32x4_t state) PQ_FLAT {
       if constexpr (v / 4 % 2 == 0)
-        before[v % 4] = level;
+        even[v % 4] = book.level(state);
       else
-        vst1q_s16(panel + (v / 8 * 4 + v % 4) * 8, vreinterpretq_s16_s32(vsliq_n_s32(before[v % 4], level, 16)));
+        store(size_t(v) / 4, v % 4 * 4, paired(even[v % 4], book.level(state)));
     });
-    return;
   }
-  int32_t all[kTile];
-  each<k>(tile, mask_of(w), [&](auto v, uint32x4_t state) PQ_FLAT { vst1q_s32(all + 4 * v, book.level(state)); });
-  for (size_t j = 0; j < kTile; ++j)
-    panel[(w.order[j] / 32 * 16 + w.order[j] % 16) * 2 + w.order[j] / 16 % 2] = int16_t(all[j]);
+  fragment_rows<k>(
+      tile, mask_of(w), [&](uint32x4_t state) PQ_FLAT { return vreinterpretq_f32_s32(book.level(state)); },
+      [&](float32x4_t(&x)[4]) PQ_FLAT {
+        PQ_UNROLL
+        for (int q = 0; q < 4; q += 2)
+          x[q] = vreinterpretq_f32_s32(paired(vreinterpretq_s32_f32(x[q + 1]), vreinterpretq_s32_f32(x[q])));
+      },
+      [&](size_t input, size_t output, float32x4_t pairs) PQ_FLAT {
+        if (input % 2 == 1) store(input, output, vreinterpretq_s32_f32(pairs));
+      });
 }
 
 template <int k, class B>
 void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, float* out, size_t stride) {
   const B book(w);
+  const auto store = [&](size_t input, size_t output, float32x4_t x) PQ_FLAT {
+    vst1q_f32(out + input * stride + output, vmulq_f32(x, vld1q_f32(scales + output)));
+  };
   if (w.order == nullptr)
-    return each<k>(tile, mask_of(w), [&](auto v, uint32x4_t state) PQ_FLAT {
-      vst1q_f32(out + v / 4 * stride + v % 4 * 4, vmulq_f32(book.number(state), vld1q_f32(scales + v % 4 * 4)));
-    });
-  float all[kTile];
-  each<k>(tile, mask_of(w), [&](auto v, uint32x4_t state) PQ_FLAT { vst1q_f32(all + 4 * v, book.number(state)); });
-  for (size_t j = 0; j < kTile; ++j) out[w.order[j] / 16 * stride + w.order[j] % 16] = all[j] * scales[w.order[j] % 16];
+    return each<k>(tile, mask_of(w),
+                   [&](auto v, uint32x4_t state) PQ_FLAT { store(size_t(v) / 4, v % 4 * 4, book.number(state)); });
+  fragment_rows<k>(
+      tile, mask_of(w), [&](uint32x4_t state) PQ_FLAT { return book.number(state); }, [](float32x4_t(&)[4]) {}, store);
 }
 
 // Only the products of `mul1` have instructions of their own; `all`: those of the other books are compiled too.

@@ -16,16 +16,72 @@ void few(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& 
   tokens_times<k, 4, Mul1, Rows<4>>(w, first, last, in, y, stride);
 }
 
-// Values of a tile in row-major order.
+PQ_INLINE __m512i mask_of(const TrellisMatrix& w) { return _mm512_set1_epi32((1 << w.window) - 1); }
+
+// The levels of an even and the next odd input as pairs.
+PQ_INLINE __m512i paired(__m512i even, __m512i odd) {
+  return _mm512_mask_mov_epi16(even, 0xaaaaaaaa, _mm512_slli_epi32(odd, 16));
+}
+
+// The 32-bit words that `of` makes from states of tensor-core fragments, by input: row(input, words of 16 outputs).
+// Lanes of 128 bits hold one output and four inputs: the even vectors and the odd ones have eight inputs each.
+// together(rows): what becomes of those of four inputs, from the last one, before they are put in order.
+template <int k, class Of, class Together, class Row>
+PQ_INLINE void fragment_rows(const uint8_t* tile, __m512i mask, const Of& of, const Together& together,
+                             const Row& row) {
+  const auto half = [&]<int odd>() PQ_FLAT {
+    __m512i low[4], high[4];  // outputs 0 ... 3 and 8 ... 11, the others
+    each<k, false>(
+        tile, mask, [&](auto v, __m512i state) PQ_FLAT { (v < 8 ? high : low)[3 - v / 2 % 4] = of(state); },
+        std::index_sequence<odd, odd + 2, odd + 4, odd + 6, odd + 8, odd + 10, odd + 12, odd + 14>{});
+    in_quads(low), in_quads(high);
+    together(low), together(high);
+    PQ_UNROLL
+    for (int q = 0; q < 4; ++q) {
+      const size_t input = size_t(15 - 4 * odd - q % 2 - q / 2 * 8);
+      row(input, _mm512_permutex2var_epi64(low[q], _mm512_setr_epi64(2, 3, 10, 11, 0, 1, 8, 9), high[q]));
+      row(input - 2, _mm512_permutex2var_epi64(low[q], _mm512_setr_epi64(6, 7, 14, 15, 4, 5, 12, 13), high[q]));
+    }
+  };
+  half.template operator()<0>(), half.template operator()<1>();
+}
+
+template <int k, class B>
+void levels(const TrellisMatrix& w, const uint8_t* tile, int16_t* panel) {
+  const B book(w);
+  const auto level = [&](__m512i state) PQ_FLAT { return book.level(state); };
+  const auto store = [&](size_t input, __m512i pairs) PQ_FLAT { _mm512_storeu_si512(panel + input / 2 * 32, pairs); };
+  if (w.order == nullptr) {
+    __m512i even;
+    return each<k, false>(
+        tile, mask_of(w),
+        [&](auto v, __m512i state) PQ_FLAT {
+          if constexpr (v % 2 == 0)
+            even = level(state);
+          else
+            store(size_t(v), paired(even, level(state)));
+        },
+        std::make_index_sequence<16>{});
+  }
+  const auto pairs = [](__m512i(&x)[4]) PQ_FLAT { x[0] = paired(x[1], x[0]), x[2] = paired(x[3], x[2]); };
+  fragment_rows<k>(tile, mask_of(w), level, pairs, [&](size_t input, __m512i words) PQ_FLAT {
+    if (input % 2 == 1) store(input, words);
+  });
+}
+
 template <int k, class B>
 void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, float* out, size_t stride) {
   const B book(w);
   const __m512 factors = _mm512_loadu_ps(scales);
-  each<k, false>(
-      tile, _mm512_set1_epi32((1 << w.window) - 1),
-      [&](auto v, __m512i state)
-          PQ_FLAT { _mm512_storeu_ps(out + size_t(v) * stride, _mm512_mul_ps(book.number(state), factors)); },
-      std::make_index_sequence<16>{});
+  const auto store = [&](size_t input, __m512 x)
+                         PQ_FLAT { _mm512_storeu_ps(out + input * stride, _mm512_mul_ps(x, factors)); };
+  if (w.order == nullptr)
+    return each<k, false>(
+        tile, mask_of(w), [&](auto v, __m512i state) PQ_FLAT { store(size_t(v), book.number(state)); },
+        std::make_index_sequence<16>{});
+  fragment_rows<k>(
+      tile, mask_of(w), [&](__m512i state) PQ_FLAT { return _mm512_castps_si512(book.number(state)); },
+      [](__m512i(&)[4]) {}, [&](size_t input, __m512i words) PQ_FLAT { store(input, _mm512_castsi512_ps(words)); });
 }
 
 TrellisKernel find(unsigned bits, Book book, bool row_major) {
@@ -33,7 +89,7 @@ TrellisKernel find(unsigned bits, Book book, bool row_major) {
   const auto take = [&]<class B>() {
     with_constant<kMostBits>(bits, [&]<int k>() {
       kernel.few = row_major ? one<k, B, Rows<1>> : one<k, B, Fragments>;
-      if (row_major) kernel.numbers = numbers<k, B>;
+      kernel.levels = levels<k, B>, kernel.numbers = numbers<k, B>;
       if (row_major && book == Book::mul1) kernel.few = few<k>, kernel.most = 4;
     });
   };

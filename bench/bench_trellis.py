@@ -100,7 +100,14 @@ def _multiply() -> Iterator[Row]:
 
 
 def _prefill() -> Iterator[Row]:
-    codec = polyquant.codec("trellis.3")
+    yield from _prefill_of("trellis.3", (1, 2))
+    for name in ("trellis.3.mul1.16.exl3", "trellis.3.mcg.16.exl3"):
+        yield from _prefill_of(name, (1,))
+
+
+def _prefill_of(codec_name: str, threads_of: tuple[int, ...]) -> Iterator[Row]:
+    codec = polyquant.codec(codec_name)
+    assert isinstance(codec, Trellis)
     parts = _random(codec, 0)
     handle = codec.packed(parts, (SIDE, SIDE))
     group, w = Group([handle], [SIDE]), codec.dequantize(parts, (SIDE, SIDE))
@@ -112,7 +119,7 @@ def _prefill() -> Iterator[Row]:
 
     for tokens in (1, 4, 64, 256):
         x = np.random.default_rng(1).standard_normal((tokens, SIDE)).astype(np.float32)
-        for threads in (1, 2):
+        for threads in threads_of:
             native.set_threads(threads)
             runs: list[Callable[[], object]] = [partial(group, x, "block")]
             if tokens < 64:
@@ -129,14 +136,14 @@ def _prefill() -> Iterator[Row]:
                 peer = "torch, missing"
             seconds = in_turn(*runs, repeats=5)
             speeds = [tokens * SIDE * SIDE / s / 1e9 for s in seconds]
-            name = f"trellis.3 x {tokens} tokens, {threads} threads, peer {peer}"
+            name = f"{codec_name} x {tokens} tokens, {threads} threads, peer {peer}"
             yield Row(name, "G mul-adds/s", speeds[0], speeds[1] if len(speeds) > 1 else None, 1.0, more=True)
 
 
 def _decode() -> Iterator[Row]:
     native.set_threads(1)
     out = output(None, (SIDE, SIDE))
-    for name in ("trellis.2", "trellis.3", "trellis.4", "trellis.8", "trellis.3.mul1.16.exl3"):
+    for name in ("trellis.2", "trellis.3", "trellis.4", "trellis.8", "trellis.3.mul1.16.exl3", "trellis.3.mcg.16.exl3"):
         codec = polyquant.codec(name)
         parts = _random(codec, 0)
         (seconds,) = in_turn(partial(codec.dequantize, parts, out.shape, out=out), repeats=5, clock=time.thread_time)

@@ -39,12 +39,50 @@ PQ_INLINE __m512i windows(const uint8_t* tile) {
   return _mm512_maskz_multishift_epi64_epi8(0x3333333333333333ull, _mm512_load_si512(kShifts.at), b);
 }
 
-// f(v, states) for the 16 vectors of a tile; mask: a no-op for windows of 16 bits.
-template <int k, bool all, class F, size_t... v>
+// 8 or 16 bytes from bit k * 16 v on, with the windows of all lanes, again and again.
+template <int k, int v>
+PQ_INLINE __m512i repeated(const uint8_t* tile) {
+  constexpr int at = 2 * k * v;
+  if constexpr (k <= 3)
+    return _mm512_set1_epi64((long long)(bytes8<k, at>(tile)));
+  else if constexpr (at + 16 <= 32 * k)
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile + at)));
+  else
+    return _mm512_broadcast_i32x4(
+        _mm_set_epi64x((long long)(bytes8<k, at + 8>(tile)), (long long)(bytes8<k, at>(tile))));
+}
+
+// As `windows`, with more bits above the 16, for up to 7 bits.
+template <int k, int v>
+PQ_INLINE __m512i shifted_windows(const uint8_t* tile) {
+  static constexpr auto kLanes = [] {
+    struct {
+      alignas(64) uint8_t bytes[64];
+      alignas(64) int32_t shifts[16];
+    } t{};
+    for (int j = 0; j < 16; ++j) {
+      for (int i = 0; i < 4; ++i) t.bytes[4 * j + i] = uint8_t((k * j / 8 + i) % 16);
+      t.shifts[j] = k * j % 8;
+    }
+    return t;
+  }();
+  return _mm512_srlv_epi32(_mm512_shuffle_epi8(repeated<k, v>(tile), _mm512_load_si512(kLanes.bytes)),
+                           _mm512_load_si512(kLanes.shifts));
+}
+
+// The states of vector v. mask: a no-op for windows of 16 bits, `all`. even: processors may multishift where they
+// multiply, and shift elsewhere; with few other operations, shifting half of the vectors balances them. Of 7 bits,
+// shifting all is faster than four words for a multishift.
+template <int k, int v, bool all, bool even>
+PQ_INLINE __m512i states(const uint8_t* tile, __m512i mask) {
+  if constexpr (even && (k <= 3 ? v % 2 == 1 : k == 7)) return _mm512_and_si512(shifted_windows<k, v>(tile), mask);
+  return all ? windows<k, v>(tile) : _mm512_and_si512(windows<k, v>(tile), mask);
+}
+
+// f(v, states) for vectors of a tile
+template <int k, class F, size_t... v>
 PQ_INLINE void each(const uint8_t* tile, __m512i mask, const F& f, std::index_sequence<v...>) {
-  (f(std::integral_constant<int, int(v)>{},
-     all ? windows<k, int(v)>(tile) : _mm512_and_si512(windows<k, int(v)>(tile), mask)),
-   ...);
+  (f(std::integral_constant<int, int(v)>{}, states<k, int(v), false, false>(tile, mask)), ...);
 }
 
 PQ_INLINE void add_floats(float* y, __m256 x) { _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), x)); }
@@ -86,7 +124,7 @@ struct Fragments {
   }
 };
 
-// A codebook: what a state becomes, and the accumulated products of that and activations.
+// A codebook: what states become, and the accumulated products of that and activations.
 
 // Rounded to half precision.
 PQ_INLINE __m512 as_halves(__m512 x) {
@@ -96,11 +134,16 @@ PQ_INLINE __m512 as_halves(__m512 x) {
 // A level is the sum of the four bytes of a product: with an activation four times in its lane, the products add up in
 // one operation.
 struct Mul1 {
+  static constexpr bool even = true;
   __m512 step, zero;
   PQ_INLINE explicit Mul1(const TrellisMatrix& w) : step(_mm512_set1_ps(w.step)), zero(_mm512_set1_ps(w.zero)) {}
   static PQ_INLINE const int32_t* inputs(const TrellisInput& in) { return in.quads; }
-  PQ_INLINE __m512i spread(__m512i state) const {
+  static PQ_INLINE __m512i spread(__m512i state) {
     return _mm512_mullo_epi32(state, _mm512_set1_epi32(int(0x83DCD12D)));
+  }
+  template <size_t n>
+  static PQ_INLINE void spread(__m512i (&x)[n]) {
+    for (__m512i& state : x) state = spread(state);
   }
   static PQ_INLINE __m512i add(__m512i acc, __m512i bytes, __m512i a) { return _mm512_dpbusd_epi32(acc, bytes, a); }
   PQ_INLINE __m512i level(__m512i state) const {
@@ -129,6 +172,7 @@ constexpr short kUnit = 0x7000;  // 8192, levels of 1, in half precision
 // Two half-precision numbers hashed from each state, added in half precision.
 template <uint32_t factor, uint32_t offset>
 struct Halves {
+  static constexpr bool even = false;
   PQ_INLINE explicit Halves(const TrellisMatrix&) {}
   static PQ_INLINE const int32_t* inputs(const TrellisInput& in) { return in.lower; }
   static PQ_INLINE __m512i hash(__m512i state) {
@@ -153,31 +197,57 @@ struct Halves {
     }
     return t;
   }();
-  static PQ_INLINE __m512 sum(__m512i state) {
-    const __m512i x = hash(state),
-                  digits = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x07600760), x, _mm512_set1_epi32(0x03ff03ff),
-                                                     kXorOfAnd),
-                  factors = _mm512_permutex2var_epi16(kFactors.lower(), _mm512_srli_epi16(x, 10), kFactors.upper()),
-                  exact = _mm512_dpwssd_epi32(_mm512_castps_si512(_mm512_set1_ps(kOnes)), digits, factors);
-    const __m512 step = _mm512_permutex2var_ps(kSteps.lower(), _mm512_srli_epi32(exact, 11), kSteps.upper());
-    return _mm512_sub_ps(_mm512_add_ps(_mm512_castsi512_ps(exact), step), step);
+  // Step by step for all: alone, a state would wait for each result, and fill the queues of the processor.
+  template <size_t n>
+  static PQ_INLINE void sums(const __m512i (&states)[n], __m512 (&out)[n]) {
+    __m512i x[n], digits[n];
+    __m512 steps[n];
+    const auto each_of = [](const auto& f) PQ_FLAT {
+      PQ_UNROLL
+      for (size_t i = 0; i < n; ++i) f(i);
+    };
+    each_of([&](size_t i) PQ_FLAT { x[i] = hash(states[i]); });
+    each_of([&](size_t i) PQ_FLAT {
+      digits[i] =
+          _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x07600760), x[i], _mm512_set1_epi32(0x03ff03ff), kXorOfAnd);
+    });
+    each_of([&](size_t i) PQ_FLAT { x[i] = _mm512_srli_epi16(x[i], 10); });
+    each_of([&](size_t i) PQ_FLAT { x[i] = _mm512_permutex2var_epi16(kFactors.lower(), x[i], kFactors.upper()); });
+    each_of([&](size_t i)
+                PQ_FLAT { x[i] = _mm512_dpwssd_epi32(_mm512_castps_si512(_mm512_set1_ps(kOnes)), digits[i], x[i]); });
+    each_of([&](size_t i) PQ_FLAT { digits[i] = _mm512_srli_epi32(x[i], 11); });
+    each_of([&](size_t i) PQ_FLAT { steps[i] = _mm512_permutex2var_ps(kSteps.lower(), digits[i], kSteps.upper()); });
+    each_of([&](size_t i) PQ_FLAT { out[i] = _mm512_add_ps(_mm512_castsi512_ps(x[i]), steps[i]); });
+    each_of([&](size_t i) PQ_FLAT { out[i] = _mm512_sub_ps(out[i], steps[i]); });
   }
   PQ_INLINE __m512 number(__m512i state) const {
     constexpr float unit = 1.0f / 8192;
-    return _mm512_fmadd_ps(sum(state), _mm512_set1_ps(unit), _mm512_set1_ps(-kOnes * unit));
+    const __m512i states[1] = {state};
+    __m512 sum[1];
+    sums(states, sum);
+    return _mm512_fmadd_ps(sum[0], _mm512_set1_ps(unit), _mm512_set1_ps(-kOnes * unit));
   }
   // In the lower half of a lane; the upper one meets an input of 0.
+  template <size_t n>
+  static PQ_INLINE void spread(__m512i (&x)[n]) {
 #if defined(__AVX512FP16__)
-  PQ_INLINE __m512i spread(__m512i state) const {
-    const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x3b603b60), hash(state),
-                                                   _mm512_set1_epi32(int(0x8fff8fffu)), kXorOfAnd);
-    const __m512h sum = _mm512_add_ph(_mm512_castsi512_ph(both), _mm512_castsi512_ph(_mm512_srli_epi32(both, 16)));
-    return _mm512_cvtph_epi16(_mm512_mul_ph(sum, _mm512_castsi512_ph(_mm512_set1_epi16(kUnit))));
-  }
+    for (__m512i& state : x) {
+      const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x3b603b60), hash(state),
+                                                     _mm512_set1_epi32(int(0x8fff8fffu)), kXorOfAnd);
+      const __m512h sum = _mm512_add_ph(_mm512_castsi512_ph(both), _mm512_castsi512_ph(_mm512_srli_epi32(both, 16)));
+      state = _mm512_cvtph_epi16(_mm512_mul_ph(sum, _mm512_castsi512_ph(_mm512_set1_epi16(kUnit))));
+    }
 #else
-  PQ_INLINE __m512i spread(__m512i state) const { return _mm512_castps_si512(sum(state)); }
+    __m512 sum[n];
+    sums(x, sum);
+    for (size_t i = 0; i < n; ++i) x[i] = _mm512_castps_si512(sum[i]);
 #endif
-  PQ_INLINE __m512i level(__m512i state) const { return spread(state); }
+  }
+  PQ_INLINE __m512i level(__m512i state) const {
+    __m512i x[1] = {state};
+    spread(x);
+    return x[0];
+  }
   static PQ_INLINE __m512i add(__m512i acc, __m512i level, __m512i a) { return _mm512_dpwssd_epi32(acc, level, a); }
 };
 using Mcg = Halves<0xCBAC1FED, 0>;
@@ -186,7 +256,6 @@ using ThreeInst = Halves<89226354, 64248484>;
 template <int k, int N, class B, class Order, bool all>
 PQ_INLINE void times_block(const TrellisMatrix& w, const uint8_t* tile, size_t count, const int32_t* inputs,
                            __m256 (&sums)[N][2]) {
-  const B book(w);
   const __m512i mask = _mm512_set1_epi32((1 << w.window) - 1);
   const size_t row_bytes = w.tile_columns() * 32 * k;
   __m512i acc[N][Order::sums];
@@ -195,16 +264,16 @@ PQ_INLINE void times_block(const TrellisMatrix& w, const uint8_t* tile, size_t c
   for (size_t r = 0; r < count; ++r, tile += row_bytes, inputs += N * Order::stride) {
     for (int i = 0; i < 32 * k; i += 64)
       _mm_prefetch(reinterpret_cast<const char*>(tile + 8 * row_bytes + i), _MM_HINT_T0);
-    each<k, all>(
-        tile, mask,
-        [&](auto v, __m512i state) PQ_FLAT {
-          const __m512i x = book.spread(state);
-          for (int n = 0; n < N; ++n) {
-            __m512i& sum = acc[n][Order::sum(v)];
-            sum = B::add(sum, x, Order::input(inputs + 16 * n, v));
-          }
-        },
-        std::make_index_sequence<16>{});
+    const auto some = [&]<int first, size_t... i>(std::index_sequence<i...>) PQ_FLAT {
+      __m512i x[] = {states<k, first + int(i), all, B::even>(tile, mask)...};
+      B::spread(x);
+      for (int n = 0; n < N; ++n)
+        ((acc[n][Order::sum(first + int(i))] =
+              B::add(acc[n][Order::sum(first + int(i))], x[i], Order::input(inputs + 16 * n, first + int(i)))),
+         ...);
+    };
+    constexpr auto eight = std::make_index_sequence<8>{};
+    some.template operator()<0>(eight), some.template operator()<8>(eight);
   }
   for (int n = 0; n < N; ++n) Order::finish(acc[n], sums[n]);
 }

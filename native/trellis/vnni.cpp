@@ -31,7 +31,7 @@ PQ_INLINE void fragment_rows(const uint8_t* tile, __m512i mask, const Of& of, co
                              const Row& row) {
   const auto half = [&]<int odd>() PQ_FLAT {
     __m512i low[4], high[4];  // outputs 0 ... 3 and 8 ... 11, the others
-    each<k, false>(
+    each<k>(
         tile, mask, [&](auto v, __m512i state) PQ_FLAT { (v < 8 ? high : low)[3 - v / 2 % 4] = of(state); },
         std::index_sequence<odd, odd + 2, odd + 4, odd + 6, odd + 8, odd + 10, odd + 12, odd + 14>{});
     in_quads(low), in_quads(high);
@@ -53,7 +53,7 @@ void levels(const TrellisMatrix& w, const uint8_t* tile, int16_t* panel) {
   const auto store = [&](size_t input, __m512i pairs) PQ_FLAT { _mm512_storeu_si512(panel + input / 2 * 32, pairs); };
   if (w.order == nullptr) {
     __m512i even;
-    return each<k, false>(
+    return each<k>(
         tile, mask_of(w),
         [&](auto v, __m512i state) PQ_FLAT {
           if constexpr (v % 2 == 0)
@@ -76,7 +76,7 @@ void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, f
   const auto store = [&](size_t input, __m512 x)
                          PQ_FLAT { _mm512_storeu_ps(out + input * stride, _mm512_mul_ps(x, factors)); };
   if (w.order == nullptr)
-    return each<k, false>(
+    return each<k>(
         tile, mask_of(w), [&](auto v, __m512i state) PQ_FLAT { store(size_t(v), book.number(state)); },
         std::make_index_sequence<16>{});
   fragment_rows<k>(

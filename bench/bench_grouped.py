@@ -50,8 +50,9 @@ def weight(n: int, k: int, kind: Kind, group: int, dtype: str, offset: str) -> G
     """Return random codes with constant scales."""
     bits = {"e2m1": 4, "e4m3": 8}.get(kind) or int(kind)
     codes = np.random.default_rng(1).integers(0, 256, (n, k * bits // 8), np.uint8)
-    if kind == "e4m3":
-        codes &= 0xBF
+    if kind == "e4m3":  # of Gaussian weights: subnormal numbers are as rare as in models
+        normal = np.random.default_rng(1).standard_normal((n, k), np.float32) * np.float32(100)
+        codes = normal.clip(-448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     cells = n // (tall := 128 if kind == "e4m3" and group == 128 else 1), k // (group or k)
     scale = np.full(cells, 120, np.uint8) if dtype == "e8m0" else np.full(cells, 0.01, TYPES[dtype])
     zero = np.full(cells, 7, np.uint8) if offset == "zero" else None

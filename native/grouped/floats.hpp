@@ -140,10 +140,11 @@ void floats_rows(const PackedMatrix& w, size_t first, size_t last, const float* 
         const __m256 scales = _mm256_broadcast_ss(factor + g);
         PQ_UNROLL
         for (int n = 0; n < N; ++n) {
-          const __m256 low =
-              _mm256_fmadd_ps(numbers.four[1], inputs(n, k, 1), _mm256_mul_ps(numbers.four[0], inputs(n, k, 0)));
-          const __m256 high =
-              _mm256_fmadd_ps(numbers.four[3], inputs(n, k, 3), _mm256_mul_ps(numbers.four[2], inputs(n, k, 2)));
+          const auto product = [&](int j, __m256 more)
+                                   PQ_FLAT { return _mm256_fmadd_ps(numbers.four[j], inputs(n, k, j), more); };
+          // Not by multiplying, which is slow for subnormal numbers on some processors.
+          const __m256 low = product(1, product(0, _mm256_setzero_ps())),
+                       high = product(3, product(2, _mm256_setzero_ps()));
           total[n] = _mm256_fmadd_ps(_mm256_add_ps(low, high), scales, total[n]);
         }
       }

@@ -3,6 +3,7 @@
 // value: state j shares its low window - bits bits (its group) with the high bits of state j - 1.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -15,8 +16,7 @@ namespace polyquant {
 namespace {
 
 inline int distance(const TrellisSearch& s, int x, size_t state) {
-  int d = std::clamp(x - int(s.levels[state]), -32768, 32767);
-  for (int i = 0; i < s.doublings; ++i) d = std::clamp(2 * d, -32768, 32767);
+  const int d = std::clamp((x - int(s.levels[state])) * (1 << s.doublings), -32768, 32767);
   return (d * d + 0x4000) >> 15;
 }
 
@@ -52,15 +52,22 @@ struct WayBack {
     return best(step - 1, group).first - trail.base[step - 1];
   }
 
-  // The smallest sum with which step `step` reaches a group, and the first state that attains it.
+  // The smallest sum with which step `step` reaches a group, and the first state that attains it: without branches,
+  // which would be mispredicted.
   std::pair<int, size_t> best(size_t step, size_t group) const {
-    std::pair<int, size_t> found{65536, 0};
-    for (size_t b = 0; b < size_t(1) << s.bits; ++b) {
-      const size_t state = group << s.bits | b;
-      const int sum = std::min(65535, metric(step, state & (s.groups() - 1)) + distance(s, x[step], state));
-      if (sum < found.first) found = {sum, state};
+    const size_t first = group << s.bits, choices = size_t(1) << s.bits;
+    unsigned found = ~0u;
+    const auto consider = [&](size_t b, int before) {
+      const unsigned sum = unsigned(std::min(65535, before + distance(s, x[step], first + b)));
+      found = std::min(found, sum << 8 | unsigned(b));
+    };
+    if (step % trail.every == 0) {
+      const uint16_t* const metrics = trail.at(step);
+      for (size_t b = 0; b < choices; ++b) consider(b, metrics[way.place(s, (first + b) & (s.groups() - 1))]);
+    } else {
+      for (size_t b = 0; b < choices; ++b) consider(b, metric(step, (first + b) & (s.groups() - 1)));
     }
-    return found;
+    return {int(found >> 8), first + (found & 255)};
   }
 
   // Goes from `group` after step last - 1 back to the group before step `first`, which is returned; states[j] is the
@@ -93,7 +100,7 @@ struct Room {
 };
 
 // Rows that would exceed the caches in total are not all kept.
-size_t kept_every(const TrellisSearch& s) { return s.window < 15 ? 1 : s.bits == 2 ? 4 : s.bits == 3 ? 2 : 1; }
+size_t kept_every(const TrellisSearch& s) { return s.window < 15 || s.bits > 3 ? 1 : 2; }
 
 void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& way, Room& room, uint8_t* codes,
                 int count) {
@@ -143,7 +150,10 @@ void in_planes(const TrellisSearch& s, size_t lanes, int16_t* out) {
 
 }  // namespace
 
-void trellis_encode(const float* tiles, size_t count, const TrellisSearch& s, uint8_t* codes) {
+void trellis_encode(const float* tiles, size_t count, const TrellisSearch& search, uint8_t* codes) {
+  TrellisSearch s = search;
+  s.clear = 32767;
+  for (size_t i = 0; i < size_t(1) << s.window; ++i) s.clear = std::min(s.clear, 32767 - std::abs(int(s.levels[i])));
   TrellisWalk way{s.levels, walk_plain};
   Lines<int16_t> arranged;
   TrellisWalker walk = nullptr;

@@ -14,7 +14,6 @@ struct Sixteen {
   static PQ_INLINE __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static PQ_INLINE void store(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
   static PQ_INLINE __m256i minus(__m256i x, __m256i y) { return _mm256_subs_epi16(x, y); }
-  static PQ_INLINE __m256i plus(__m256i x, __m256i y) { return _mm256_adds_epi16(x, y); }
   static PQ_INLINE __m256i rounded(__m256i x, __m256i y) { return _mm256_mulhrs_epi16(x, y); }
   static PQ_INLINE __m256i least(__m256i x, __m256i y) { return _mm256_min_epu16(x, y); }
   static PQ_INLINE __m256i add(__m256i x, __m256i y) { return _mm256_adds_epu16(x, y); }
@@ -105,8 +104,9 @@ void walk_rows(const TrellisSearch& s, const int16_t* table, const int16_t* x[2]
         __m256i best = _mm256_set1_epi16(-1);
         for (size_t b = 0; b < choices; b += 16) {
           const size_t state = q * choices + b;
-          const __m256i e = square<V, doublings>(value, V::load(table + state));
-          best = _mm256_min_epu16(best, _mm256_adds_epu16(V::load(metric + (state & (groups - 1))), e));
+          __m256i d = V::minus(value, V::load(table + state));
+          for (int i = 0; i < doublings; ++i) d = _mm256_adds_epi16(d, d);
+          best = V::least(best, V::add(V::load(metric + (state & (groups - 1))), V::rounded(d, d)));
         }
         const unsigned found = V::smallest(best) - base;
         next[q] = uint16_t(found);
@@ -125,6 +125,8 @@ TrellisWalker trellis_walk_avx2(const TrellisSearch& s, size_t* lanes) {
   *lanes = 0;
   if (s.bits < 4 || s.groups() < 16) return nullptr;
   switch (s.doublings) {
+    case 0:
+      return walk_rows<0>;
     case 1:
       return walk_rows<1>;
     case 2:

@@ -15,7 +15,6 @@ struct ThirtyTwo {
   static PQ_INLINE __m512i load(const void* p) { return _mm512_loadu_si512(p); }
   static PQ_INLINE void store(void* p, __m512i v) { _mm512_storeu_si512(p, v); }
   static PQ_INLINE __m512i minus(__m512i x, __m512i y) { return _mm512_subs_epi16(x, y); }
-  static PQ_INLINE __m512i plus(__m512i x, __m512i y) { return _mm512_adds_epi16(x, y); }
   static PQ_INLINE __m512i rounded(__m512i x, __m512i y) { return _mm512_mulhrs_epi16(x, y); }
   static PQ_INLINE __m512i least(__m512i x, __m512i y) { return _mm512_min_epu16(x, y); }
   static PQ_INLINE __m512i add(__m512i x, __m512i y) { return _mm512_adds_epu16(x, y); }

@@ -27,6 +27,7 @@ struct TrellisSearch {
   const int16_t* levels;
   float factor;
   int doublings;  // of a difference before squaring
+  int clear = 0;  // the difference of a value up to this, or its negative, and any level fits 16 bits
   size_t groups() const { return size_t(1) << (window - bits); }
 };
 

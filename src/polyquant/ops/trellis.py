@@ -42,6 +42,9 @@ GRID_STEP = np.float32(1.24371088)
 CODEBOOKS = ("grid", "mul1", "mcg", "3inst", "lut")
 SEAM = 128
 """Steps on either side of a tile's seam that are considered when choosing the state there."""
+RANGE = 6.0
+"""Standard deviations at the end of the encoder's 16 bits: at most a value beyond 2.5 is further than that from a
+level, where differences saturate."""
 
 _U16 = NDArray[np.uint16]
 
@@ -165,23 +168,23 @@ def integer_levels(name: str, window_bits: int) -> tuple[NDArray[np.int16], floa
 
 def fractions(table: F32) -> tuple[NDArray[np.int16], float, float]:
     """Compute `integer_levels` of any table, as 16-bit fractions of the largest value."""
-    levels, factor = _levels(table)
+    levels, factor = _levels(table, 4)
     return levels, float(1 / factor), 0.0
 
 
 # ---------------------------------------------------------------- encoder
 
 
-def _levels(table: F32) -> tuple[NDArray[np.int16], np.float32]:
-    """Return the codebook as int16, and the factor: 4 standard deviations, or the largest value, fill the range."""
-    factor = np.float32(32767) / max(np.float32(4), np.abs(table).max())
+def _levels(table: F32, end: float) -> tuple[NDArray[np.int16], np.float32]:
+    """Return the codebook as int16, and the factor: `end`, or the largest value, is the end of the range."""
+    factor = np.float32(32767) / max(np.float32(end), np.abs(table).max())
     return np.rint(table * factor).astype(np.int16), factor
 
 
 def _doublings(bits: int) -> int:
     """Return how often a difference is doubled before squaring, so that the small errors of many bits keep their
     precision."""
-    return max(0, bits - 3)
+    return max(0, bits - 4)
 
 
 def _square(x: NDArray[np.int32], levels: NDArray[np.int32], doublings: int) -> NDArray[np.int32]:
@@ -203,7 +206,7 @@ def encode_reference(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
     a second pass goes from that state back to itself. Ties go to the smallest code. Metrics saturate at 65535; the
     smallest is subtracted at each step.
     """
-    levels, factor = _levels(table)
+    levels, factor = _levels(table, RANGE)
     x = np.clip(np.rint(tiles * factor), -32767, 32767).astype(np.int32)
     batch = max(1, (1 << 19) >> window_bits)  # tiles per batch, to share numpy's overhead per step
     out = np.empty(tiles.shape, np.uint8)
@@ -260,7 +263,7 @@ def encode(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
     tiles = np.ascontiguousarray(tiles, np.float32)
     if lib is None:
         return encode_reference(tiles, bits, window_bits, table)
-    levels, factor = _levels(table)
+    levels, factor = _levels(table, RANGE)
     out = np.empty(tiles.shape, np.uint8)
     lib.trellis_encode(tiles, bits, window_bits, levels, float(factor), _doublings(bits), out)
     return out

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/with_constant.hpp"
 #include "packed/kernels.hpp"
 
 namespace polyquant {
@@ -32,7 +33,8 @@ struct SmallFloats {
   static constexpr uint8_t special = e5m2 ? 0xf8 : 0xfe;  // doubled
   __m256 four[4];
 
-  PQ_INLINE SmallFloats(__m256i x) {
+  SmallFloats() = default;
+  PQ_INLINE explicit SmallFloats(__m256i x) {
     const __m256i mask = _mm256_set1_epi32(int(e5m2 ? 0x8fe00000u : 0x87f00000u));
     const auto upper = [=](__m256i v) { return _mm256_castsi256_ps(_mm256_and_si256(v, mask)); };
     const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), shift), odd = _mm256_srai_epi16(x, shift);
@@ -96,99 +98,123 @@ float slow_row(const PackedMatrix& w, const uint8_t* line, const float* scale, c
 }
 
 template <bool e5m2>
+void slow_row_of(const PackedMatrix& w, size_t v, const float* scale, const float* x, size_t tokens, float* y,
+                 size_t stride) {
+  for (size_t t = 0; t < tokens; ++t)
+    y[t * stride + v] = w.scale * slow_row<e5m2>(w, w.data + v * w.line_bytes, scale, x + t * w.cols);
+}
+
+template <bool e5m2>
 void slow_rows(const PackedMatrix& w, size_t first, size_t last, const float* x, size_t tokens, float* y,
                size_t stride) {
   const size_t groups = w.tables.groups;
   float* const scale = table_scratch(2 * (groups + 8));
   for (size_t v = first; v < last; ++v) {
     group_scales(w, v, false, scale, scale + groups + 8);
-    for (size_t t = 0; t < tokens; ++t)
-      y[t * stride + v] = w.scale * slow_row<e5m2>(w, w.data + v * w.line_bytes, scale, x + t * w.cols);
+    slow_row_of<e5m2>(w, v, scale, x, tokens, y, stride);
   }
 }
 
-// Rows times N tokens. Sums of a group's products are in C vectors per token, scaled once.
-template <bool e5m2, int N>
-void floats_rows(const PackedMatrix& w, size_t first, size_t last, const float* x, float* y, size_t stride) {
-  constexpr int C = N == 1 ? 4 : N == 2 ? 2 : 1;
+// R rows from v on times N tokens: each input is loaded once for all rows. tables: 2 R rows of t.groups + 8 floats.
+// Sums of a group's products are in C vectors per row and token, scaled once: a product waits for the last one in its
+// vector.
+template <bool e5m2, int N, int R>
+PQ_INLINE void rows_times(const PackedMatrix& w, size_t v, const float* x, const Arranged& in, float* tables, float* y,
+                          size_t stride) {
+#if defined(__AVX512VL__)
+  constexpr int C = R * N >= 3 ? 2 : R * N == 2 ? 4 : 8;
+#else
+  constexpr int C = R * N >= 4 ? 1 : R * N >= 2 ? 2 : 4;
+#endif
   const Tables& t = w.tables;
-  const size_t whole = w.cols / kStep * kStep;
-  const Arranged in = arranged<e5m2>(x, N, w.cols);
-  if (!in.x) return slow_rows<e5m2>(w, first, last, x, N, y, stride);
-  float *const scale = table_scratch(2 * (t.groups + 8)), *const factor = scale + t.groups + 8;
-  const __m256i least = _mm256_set1_epi8(char(SmallFloats<e5m2>::special));
-  const size_t group = t.groups == 1 ? whole : t.group;
-  for (size_t v = first; v < last; ++v) {
-    const uint8_t* line = w.data + v * w.line_bytes;
-    group_scales(w, v, false, scale, factor);
-    for (size_t g = 0; g < t.groups; ++g) factor[g] = scale[g] * in.after;
-    __m256 total[N];
-    __m256i top = _mm256_setzero_si256();
-    for (int n = 0; n < N; ++n) total[n] = _mm256_setzero_ps();
-    const auto take = [&](size_t k) __attribute__((always_inline)) {
-      const __m256i bytes = bytes32(line + k);
-      top = _mm256_max_epu8(top, _mm256_add_epi8(bytes, bytes));
-      return SmallFloats<e5m2>(bytes);
-    };
-    const auto inputs = [&](int n, size_t k, int j) __attribute__((always_inline)) {
-      return _mm256_loadu_ps(in.x + size_t(n) * whole + k + size_t(8 * j));
-    };
-    if (group == kStep) {
-      for (size_t k = 0, g = 0; k < whole; k += kStep, ++g) {
-        fetch_ahead<64>(line + k);
-        const SmallFloats<e5m2> numbers = take(k);
-        const __m256 scales = _mm256_broadcast_ss(factor + g);
-        PQ_UNROLL
-        for (int n = 0; n < N; ++n) {
+  const size_t whole = w.cols / kStep * kStep, group = t.groups == 1 ? whole : t.group;
+  const uint8_t* line[R];
+  float *scale[R], *factor[R];
+  __m256 total[R][N];
+  __m256i top[R];
+  each_constant<R>([&]<int r>() PQ_FLAT {
+    line[r] = w.data + (v + r) * w.line_bytes;
+    scale[r] = tables + 2 * r * (t.groups + 8), factor[r] = scale[r] + t.groups + 8;
+    group_scales(w, v + r, false, scale[r], factor[r]);
+    for (size_t g = 0; g < t.groups; ++g) factor[r][g] = scale[r][g] * in.after;
+    top[r] = _mm256_setzero_si256();
+    each_constant<N>([&]<int n>() PQ_FLAT { total[r][n] = _mm256_setzero_ps(); });
+  });
+  const auto take = [&](int r, size_t k) PQ_FLAT {
+    const __m256i bytes = bytes32(line[r] + k);
+    top[r] = _mm256_max_epu8(top[r], _mm256_add_epi8(bytes, bytes));
+    return SmallFloats<e5m2>(bytes);
+  };
+  const auto input = [&](int n, size_t k, int j)
+                         PQ_FLAT { return _mm256_loadu_ps(in.x + size_t(n) * whole + k + size_t(8 * j)); };
+  if (group == kStep) {
+    for (size_t k = 0, g = 0; k < whole; k += kStep, ++g)
+      each_constant<R>([&]<int r>() PQ_FLAT {
+        fetch_ahead<64>(line[r] + k);
+        const SmallFloats<e5m2> numbers = take(r, k);
+        const __m256 scales = _mm256_broadcast_ss(factor[r] + g);
+        each_constant<N>([&]<int n>() PQ_FLAT {
           const auto product = [&](int j, __m256 more)
-                                   PQ_FLAT { return _mm256_fmadd_ps(numbers.four[j], inputs(n, k, j), more); };
+                                   PQ_FLAT { return _mm256_fmadd_ps(numbers.four[j], input(n, k, j), more); };
           // Not by multiplying, which is slow for subnormal numbers on some processors.
           const __m256 low = product(1, product(0, _mm256_setzero_ps())),
                        high = product(3, product(2, _mm256_setzero_ps()));
-          total[n] = _mm256_fmadd_ps(_mm256_add_ps(low, high), scales, total[n]);
-        }
+          total[r][n] = _mm256_fmadd_ps(_mm256_add_ps(low, high), scales, total[r][n]);
+        });
+      });
+  } else {
+    for (size_t k = 0, g = 0; k < whole; ++g) {
+      const size_t end = whole - k < group ? whole : k + group;
+      __m256 sum[R][N][C];
+      each_constant<R * N * C>([&]<int i>() PQ_FLAT { sum[i / C / N][i / C % N][i % C] = _mm256_setzero_ps(); });
+      const auto step = [&]<int odd>(size_t at) PQ_FLAT {
+        SmallFloats<e5m2> numbers[R];
+        each_constant<R>([&]<int r>() PQ_FLAT { numbers[r] = take(r, at); });
+        each_constant<4 * N>([&]<int i>() PQ_FLAT {
+          constexpr int j = i / N, n = i % N, c = (4 * odd + j) % C;
+          const __m256 inputs = input(n, at, j);
+          each_constant<R>([&]<int r>()
+                               PQ_FLAT { sum[r][n][c] = _mm256_fmadd_ps(numbers[r].four[j], inputs, sum[r][n][c]); });
+        });
+      };
+      for (; k + 2 * kStep <= end; k += 2 * kStep) {
+        each_constant<R>([&]<int r>() PQ_FLAT { fetch_ahead<64>(line[r] + k); });
+        step.template operator()<0>(k);
+        step.template operator()<1>(k + kStep);
       }
-    } else {
-      for (size_t k = 0, g = 0; k < whole; ++g) {
-        const size_t end = whole - k < group ? whole : k + group;
-        __m256 sum[N][C];
-        PQ_UNROLL
-        for (int i = 0; i < N * C; ++i) sum[i / C][i % C] = _mm256_setzero_ps();
-        const auto step = [&](size_t at) __attribute__((always_inline)) {
-          const SmallFloats<e5m2> numbers = take(at);
-          PQ_UNROLL
-          for (int i = 0; i < 4 * N; ++i) {
-            const int j = i / N, n = i % N;
-            sum[n][j % C] = _mm256_fmadd_ps(numbers.four[j], inputs(n, at, j), sum[n][j % C]);
-          }
-        };
-        for (; k + 2 * kStep <= end; k += 2 * kStep) {
-          fetch_ahead<64>(line + k);
-          step(k);
-          step(k + kStep);
-        }
-        if (k < end) step(k), k += kStep;
-        const __m256 scales = _mm256_broadcast_ss(factor + g);
-        PQ_UNROLL
-        for (int n = 0; n < N; ++n) {
-          __m256 all = sum[n][0];
-          if constexpr (C == 2) all = _mm256_add_ps(all, sum[n][1]);
-          if constexpr (C == 4) all = _mm256_add_ps(_mm256_add_ps(all, sum[n][1]), _mm256_add_ps(sum[n][2], sum[n][3]));
-          total[n] = _mm256_fmadd_ps(all, scales, total[n]);
-        }
-      }
-    }
-    if (_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(top, least), top))) [[unlikely]] {
-      slow_rows<e5m2>(w, v, v + 1, x, N, y, stride);
-      continue;
-    }
-    for (int n = 0; n < N; ++n) {
-      float rest = 0;
-      for (size_t k = whole; k < w.cols; ++k)
-        rest += small_float<e5m2>(line[k]) * scale[k / t.group] * x[size_t(n) * w.cols + k];
-      y[size_t(n) * stride + v] = w.scale * (sum8(total[n]) + rest);
+      if (k < end) step.template operator()<0>(k), k += kStep;
+      each_constant<R * N>([&]<int i>() PQ_FLAT {
+        __m256* const of = sum[i / N][i % N];
+        if constexpr (C == 8) each_constant<4>([&]<int c>() PQ_FLAT { of[c] = _mm256_add_ps(of[c], of[c + 4]); });
+        if constexpr (C >= 4) each_constant<2>([&]<int c>() PQ_FLAT { of[c] = _mm256_add_ps(of[c], of[c + 2]); });
+        if constexpr (C >= 2) of[0] = _mm256_add_ps(of[0], of[1]);
+        total[i / N][i % N] = _mm256_fmadd_ps(of[0], _mm256_broadcast_ss(factor[i / N] + g), total[i / N][i % N]);
+      });
     }
   }
+  const __m256i least = _mm256_set1_epi8(char(SmallFloats<e5m2>::special));
+  each_constant<R>([&]<int r>() PQ_FLAT {
+    if (_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(top[r], least), top[r]))) [[unlikely]] {
+      slow_row_of<e5m2>(w, v + r, scale[r], x, N, y, stride);
+      return;
+    }
+    each_constant<N>([&]<int n>() PQ_FLAT {
+      float rest = 0;
+      for (size_t k = whole; k < w.cols; ++k)
+        rest += small_float<e5m2>(line[r][k]) * scale[r][k / t.group] * x[size_t(n) * w.cols + k];
+      y[size_t(n) * stride + v + r] = w.scale * (sum8(total[r][n]) + rest);
+    });
+  });
+}
+
+template <bool e5m2, int N>
+void floats_rows(const PackedMatrix& w, size_t first, size_t last, const float* x, float* y, size_t stride) {
+  const Arranged in = arranged<e5m2>(x, N, w.cols);
+  if (!in.x) return slow_rows<e5m2>(w, first, last, x, N, y, stride);
+  float* const tables = table_scratch(4 * (w.tables.groups + 8));
+  size_t v = first;
+  for (; v + 2 <= last; v += 2) rows_times<e5m2, N, 2>(w, v, x, in, tables, y, stride);
+  if (v < last) rows_times<e5m2, N, 1>(w, v, x, in, tables, y, stride);
 }
 
 template <bool e5m2>

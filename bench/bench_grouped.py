@@ -78,7 +78,7 @@ def products(make: Callable[[int, int], object], tokens: int) -> Callable[[], No
 
 
 def rows() -> Iterator[Row]:
-    """Yield a row per layout: one token with all instruction sets, and 64 tokens with the best."""
+    """Yield a row per layout: one token with all instruction sets, and several with the best."""
     before = native.threads()
     native.set_threads(1)
     try:
@@ -88,6 +88,7 @@ def rows() -> Iterator[Row]:
             for case in CASES:
                 yield row(*case, tokens=1, suffix=", AVX2" if avx2 else "")
         native.module().use_kernels("")
+        yield row(*CASES[12][:-1], None, tokens=4, suffix=", 4 tokens")
         for case in CASES[:1] + CASES[10:11] + CASES[12:13] + CASES[15:16]:
             yield row(*case[:-1], None, tokens=64, suffix=", 64 tokens")
     finally:

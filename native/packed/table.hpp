@@ -1,9 +1,11 @@
 // The rounding of activations, and the table of packed kernels for one instruction set: included by packed/plain.cpp,
 // packed/avx2.cpp and packed/vnni.cpp.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <utility>
 
+#include "base/with_constant.hpp"
 #include "packed/kernels.hpp"
 
 namespace polyquant {
@@ -24,51 +26,82 @@ PQ_INLINE float dot_floats(const float* w, const float* x, size_t cols) {
   return sum8(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3]))) + rest;
 }
 
-// The number at `p` of two bytes, and eight of them.
+// The number at `p` of two bytes.
 template <bool bfloat>
 PQ_INLINE float half_number(const uint8_t* p) {
   const auto bits = load<uint16_t>(p);
   return bfloat ? bfloat_to_float(bits) : half_to_float(bits);
 }
+// 32 columns of a row are kChains vectors, whose lanes are those of dot_floats.
+#if defined(__AVX512F__)
+using Chain = __m512;
+constexpr int kChains = 2, kChainRows = 4, kChainTokens = 4;
+PQ_INLINE Chain halves_of(const uint8_t* p) { return _mm512_cvtph_ps(__m256i(load<B32>(p))); }
+PQ_INLINE Chain add_product(Chain sum, Chain w, Chain x) { return _mm512_fmadd_ps(w, x, sum); }
+PQ_INLINE float sum_of(const Chain (&chains)[kChains]) {
+  const auto halves = [](__m512 x) PQ_FLAT {
+    return _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)));
+  };
+  return sum8(_mm256_add_ps(halves(chains[0]), halves(chains[1])));
+}
+#else
+using Chain = __m256;
+constexpr int kChains = 4, kChainRows = 2, kChainTokens = 2;
+PQ_INLINE Chain halves_of(const uint8_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+PQ_INLINE Chain add_product(Chain sum, Chain w, Chain x) { return _mm256_fmadd_ps(w, x, sum); }
+PQ_INLINE float sum_of(const Chain (&chains)[kChains]) {
+  return sum8(_mm256_add_ps(_mm256_add_ps(chains[0], chains[1]), _mm256_add_ps(chains[2], chains[3])));
+}
+#endif
+
 template <bool bfloat>
-PQ_INLINE __m256 half_numbers(const uint8_t* p) {
-  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  if constexpr (bfloat) return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-  return _mm256_cvtph_ps(x);
+PQ_INLINE Chain half_numbers(const uint8_t* p) {
+  if constexpr (!bfloat) return halves_of(p);
+  using Shorts = uint16_t __attribute__((vector_size(sizeof(Chain) / 2)));
+  using Words = uint32_t __attribute__((vector_size(sizeof(Chain))));
+  return Chain(__builtin_convertvector(load<Shorts>(p), Words) << 16);
 }
 
-// One row times N tokens, with the sums of dot_floats.
-template <bool bfloat, int N>
-PQ_INLINE void halves_row(const uint8_t* w, size_t cols, const float* x, float* y, size_t stride) {
-  __m256 acc[N][4];
-  PQ_UNROLL
-  for (int i = 0; i < 4 * N; ++i) acc[i / 4][i % 4] = _mm256_setzero_ps();
+// R rows times N tokens, with the sums of dot_floats.
+template <bool bfloat, int R, int N>
+void halves_block(const uint8_t* w, size_t cols, const float* x, float* y, size_t stride) {
+  constexpr size_t each = 32 / kChains;
+  Chain sums[R][N][kChains];
+  each_constant<R * N * kChains>([&]<int i>()
+                                     PQ_FLAT { sums[i / kChains / N][i / kChains % N][i % kChains] = Chain{}; });
   size_t k = 0;
-  for (; k + 32 <= cols; k += 32) {
-    PQ_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const __m256 numbers = half_numbers<bfloat>(w + 2 * (k + size_t(8 * i)));
-      PQ_UNROLL
-      for (int n = 0; n < N; ++n)
-        acc[n][i] = _mm256_fmadd_ps(numbers, _mm256_loadu_ps(x + size_t(n) * cols + k + size_t(8 * i)), acc[n][i]);
-    }
-  }
-  for (int n = 0; n < N; ++n) {
+  for (; k + 32 <= cols; k += 32)
+    each_constant<kChains>([&]<int c>() PQ_FLAT {
+      const size_t at = k + c * each;
+      Chain numbers[R];
+      each_constant<R>([&]<int r>() PQ_FLAT { numbers[r] = half_numbers<bfloat>(w + 2 * (r * cols + at)); });
+      each_constant<N>([&]<int n>() PQ_FLAT {
+        const auto inputs = load<Chain>(reinterpret_cast<const uint8_t*>(x + n * cols + at));
+        each_constant<R>([&]<int r>() PQ_FLAT { sums[r][n][c] = add_product(sums[r][n][c], numbers[r], inputs); });
+      });
+    });
+  each_constant<R * N>([&]<int i>() PQ_FLAT {
+    constexpr size_t r = i / N, n = i % N;
     float rest = 0;
-    for (size_t i = k; i < cols; ++i) rest += half_number<bfloat>(w + 2 * i) * x[size_t(n) * cols + i];
-    y[size_t(n) * stride] =
-        sum8(_mm256_add_ps(_mm256_add_ps(acc[n][0], acc[n][1]), _mm256_add_ps(acc[n][2], acc[n][3]))) + rest;
-  }
+    for (size_t j = k; j < cols; ++j) rest += half_number<bfloat>(w + 2 * (r * cols + j)) * x[n * cols + j];
+    y[n * stride + r] = sum_of(sums[r][n]) + rest;
+  });
 }
 
 template <bool bfloat>
-PQ_INLINE void halves_rows(const uint8_t* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y,
-                           size_t stride) {
-  for (size_t r = 0; r < rows; ++r, w += 2 * cols, ++y) {
-    if (tokens >= 2) halves_row<bfloat, 2>(w, cols, x, y, stride);
-    if (tokens == 4) halves_row<bfloat, 2>(w, cols, x + 2 * cols, y + 2 * stride, stride);
-    if (tokens % 2) halves_row<bfloat, 1>(w, cols, x + (tokens - 1) * cols, y + (tokens - 1) * stride, stride);
-  }
+void halves_rows(const uint8_t* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
+  for (size_t t = 0; t < tokens; t += kChainTokens)
+    with_constant<kChainTokens>(std::min<size_t>(tokens - t, kChainTokens), [&]<int N>() {
+      const auto times = [&]<int R>(size_t r) {
+        halves_block<bfloat, R, N>(w + 2 * r * cols, cols, x + t * cols, y + t * stride + r, stride);
+      };
+      constexpr size_t together = N == 1 ? 1 : kChainRows;
+      size_t r = 0;
+      for (; r + together <= rows; r += together) times.template operator()<together>(r);
+      for (; r < rows; ++r) times.template operator()<1>(r);
+    });
 }
 
 void multiply_halves(const uint8_t* w, bool bfloat, size_t rows, size_t cols, const float* x, size_t tokens, float* y,

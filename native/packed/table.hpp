@@ -32,6 +32,7 @@ PQ_INLINE float half_number(const uint8_t* p) {
   const auto bits = load<uint16_t>(p);
   return bfloat ? bfloat_to_float(bits) : half_to_float(bits);
 }
+
 // 32 columns of a row are kChains vectors, whose lanes are those of dot_floats.
 #if defined(__AVX512F__)
 using Chain = __m512;

@@ -85,6 +85,11 @@ PQ_INLINE void each(const uint8_t* tile, __m512i mask, const F& f, std::index_se
   (f(std::integral_constant<int, int(v)>{}, states<k, int(v), false, false>(tile, mask)), ...);
 }
 
+template <int k, class F>
+PQ_INLINE void each(const uint8_t* tile, __m512i mask, const F& f) {
+  each<k>(tile, mask, f, std::make_index_sequence<16>{});
+}
+
 PQ_INLINE void add_floats(float* y, __m256 x) { _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), x)); }
 
 PQ_INLINE float sum4(__m128 x) {
@@ -167,7 +172,6 @@ struct Floats {
 };
 
 constexpr int kXorOfAnd = 0x78;  // of _mm512_ternarylogic: a ^ (b & c)
-constexpr short kUnit = 0x7000;  // 8192, levels of 1, in half precision
 
 // Two half-precision numbers hashed from each state, added in half precision.
 template <uint32_t factor, uint32_t offset>
@@ -231,6 +235,7 @@ struct Halves {
   template <size_t n>
   static PQ_INLINE void spread(__m512i (&x)[n]) {
 #if defined(__AVX512FP16__)
+    constexpr short kUnit = 0x7000;  // 8192, levels of 1, in half precision
     for (__m512i& state : x) {
       const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x3b603b60), hash(state),
                                                      _mm512_set1_epi32(int(0x8fff8fffu)), kXorOfAnd);

@@ -53,15 +53,12 @@ void levels(const TrellisMatrix& w, const uint8_t* tile, int16_t* panel) {
   const auto store = [&](size_t input, __m512i pairs) PQ_FLAT { _mm512_storeu_si512(panel + input / 2 * 32, pairs); };
   if (w.order == nullptr) {
     __m512i even;
-    return each<k>(
-        tile, mask_of(w),
-        [&](auto v, __m512i state) PQ_FLAT {
-          if constexpr (v % 2 == 0)
-            even = level(state);
-          else
-            store(size_t(v), paired(even, level(state)));
-        },
-        std::make_index_sequence<16>{});
+    return each<k>(tile, mask_of(w), [&](auto v, __m512i state) PQ_FLAT {
+      if constexpr (v % 2 == 0)
+        even = level(state);
+      else
+        store(size_t(v), paired(even, level(state)));
+    });
   }
   const auto pairs = [](__m512i(&x)[4]) PQ_FLAT { x[0] = paired(x[1], x[0]), x[2] = paired(x[3], x[2]); };
   fragment_rows<k>(tile, mask_of(w), level, pairs, [&](size_t input, __m512i words) PQ_FLAT {
@@ -76,9 +73,7 @@ void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, f
   const auto store = [&](size_t input, __m512 x)
                          PQ_FLAT { _mm512_storeu_ps(out + input * stride, _mm512_mul_ps(x, factors)); };
   if (w.order == nullptr)
-    return each<k>(
-        tile, mask_of(w), [&](auto v, __m512i state) PQ_FLAT { store(size_t(v), book.number(state)); },
-        std::make_index_sequence<16>{});
+    return each<k>(tile, mask_of(w), [&](auto v, __m512i state) PQ_FLAT { store(size_t(v), book.number(state)); });
   fragment_rows<k>(
       tile, mask_of(w), [&](__m512i state) PQ_FLAT { return _mm512_castps_si512(book.number(state)); },
       [](__m512i(&)[4]) {}, [&](size_t input, __m512i words) PQ_FLAT { store(input, _mm512_castsi512_ps(words)); });

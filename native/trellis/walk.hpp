@@ -37,7 +37,7 @@ unsigned least_of(const uint16_t* metric, size_t groups) {
   return V::smallest(low);
 }
 
-// From the metrics m of two tiles to the next ones, n, less `base`; returns the smallest of these.
+// From the metrics m of two tiles to the next ones, n, less `base`, which becomes the smallest of these.
 template <class V, int bits, bool fits>
 void step_planes(const TrellisSearch& s, const int16_t* level, const int16_t (&x)[2], const uint16_t* const (&m)[2],
                  uint16_t* const (&n)[2], unsigned (&base)[2]) {
@@ -71,8 +71,7 @@ void step_planes(const TrellisSearch& s, const int16_t* level, const int16_t (&x
 template <class V, int bits>
 void walk_planes(const TrellisSearch& s, const int16_t* table, const int16_t* x[2], size_t steps,
                  const TrellisTrail trail[2]) {
-  const size_t kept = ((s.groups() >> bits) + kStagger) << bits;
-  unsigned base[2] = {least_of<V>(trail[0].at(0), kept), least_of<V>(trail[1].at(0), kept)};
+  unsigned base[2] = {least_of<V>(trail[0].at(0), trail[0].row), least_of<V>(trail[1].at(0), trail[1].row)};
   for (size_t j = 0; j < steps; ++j) {
     const int16_t values[2] = {x[0][j], x[1][j]};
     trail[0].base[j] = uint16_t(base[0]), trail[1].base[j] = uint16_t(base[1]);

@@ -57,15 +57,10 @@ struct WayBack {
   std::pair<int, size_t> best(size_t step, size_t group) const {
     const size_t first = group << s.bits, choices = size_t(1) << s.bits;
     unsigned found = ~0u;
-    const auto consider = [&](size_t b, int before) {
+    for (size_t b = 0; b < choices; ++b) {
+      const int before = metric(step, (first + b) & (s.groups() - 1));
       const unsigned sum = unsigned(std::min(65535, before + distance(s, x[step], first + b)));
       found = std::min(found, sum << 8 | unsigned(b));
-    };
-    if (step % trail.every == 0) {
-      const uint16_t* const metrics = trail.at(step);
-      for (size_t b = 0; b < choices; ++b) consider(b, metrics[way.place(s, (first + b) & (s.groups() - 1))]);
-    } else {
-      for (size_t b = 0; b < choices; ++b) consider(b, metric(step, (first + b) & (s.groups() - 1)));
     }
     return {int(found >> 8), first + (found & 255)};
   }

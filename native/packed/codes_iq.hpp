@@ -440,12 +440,95 @@ struct Iq3SCodes {
   }
 };
 
-// 8 * (grid + delta) with a delta of -1/8 where `minus` has ones, otherwise of 1/8, as in the dequantizer.
-PQ_INLINE B32 eighths(const B32& grid, const B32& minus) { return (grid + (~minus & 2)) ^ 0x80; }
+// 8 * (grid + delta) + 9 with a delta of -1/8 where `minus` has ones, otherwise of 1/8, from the codebook of the
+// dequantizer.
+PQ_INLINE B32 eighths(const B32& grid, const B32& minus) { return grid + (~minus & 2) - 119; }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+
+// The entries of IQ1 fill 4 KiB: too much for registers. Indices are stored for a whole row before the first entry is
+// loaded, because loads that wait for the instructions that made their address would fill the queue of loads.
+template <class T>
+concept Indexed = requires(const uint8_t* b, uint16_t* index) { T::put_indices(b, index); };
+
+alignas(64) constexpr auto kFields1 = fields_of<2048>(iq::packed + iq::start1);
+
+// Eight words, each four times.
+PQ_INLINE __m512i words_four_times(const uint8_t* p) {
+  const __m512i eighth = _mm512_cvtepi8_epi16(
+      _mm256_set_epi64x(0x0707070706060606, 0x0505050504040404, 0x0303030302020202, 0x0101010100000000));
+  return _mm512_permutexvar_epi16(eighth, _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
+// 32 indices of a byte of `low` and three bits of a word of `high`, of which each has four, `apart` bits apart.
+template <int apart>
+PQ_INLINE void put_indices1(const uint8_t* low, const uint8_t* high, uint16_t* index) {
+  const __m512i shift = _mm512_set1_epi64(int64_t(apart) << 16 | int64_t(2 * apart) << 32 | int64_t(3 * apart) << 48);
+  const __m512i bits = _mm512_slli_epi16(_mm512_srlv_epi16(words_four_times(high), shift), 8);
+  constexpr int first_where_second_or_third = 0xea;  // (a & b) | c
+  _mm512_storeu_si512(
+      index, _mm512_ternarylogic_epi32(bits, _mm512_set1_epi16(0x700), _mm512_cvtepu8_epi16(__m256i(load32(low))),
+                                       first_where_second_or_third));
+}
+
+// Eight entries, whose indices are loaded four at a time.
+PQ_INLINE __m128i eight_fields1(const uint16_t* index) {
+  const auto at = [=](uint64_t four, int i) { return kFields1[four >> (16 * i) & 0xffff]; };
+  uint64_t low, high;
+  std::memcpy(&low, index, 8), std::memcpy(&high, index + 4, 8);
+  __m128i x = _mm_cvtsi32_si128(at(low, 0));
+  x = _mm_insert_epi16(x, at(low, 1), 1), x = _mm_insert_epi16(x, at(low, 2), 2);
+  x = _mm_insert_epi16(x, at(low, 3), 3), x = _mm_insert_epi16(x, at(high, 0), 4);
+  x = _mm_insert_epi16(x, at(high, 1), 5), x = _mm_insert_epi16(x, at(high, 2), 6);
+  return _mm_insert_epi16(x, at(high, 3), 7);
+}
+
+// Codes of 32 entries; plus: words whose delta is 1/8.
+PQ_INLINE void put_eighths(const uint16_t* index, __mmask32 plus, __m512i (&codes)[4]) {
+  constexpr auto levels = [] {
+    std::array<std::array<int8_t, 16>, 2> out{};
+    for (size_t i = 0; i < 16; ++i)
+      for (size_t h = 0; h < 2; ++h) out[h][i] = int8_t(8 * (i >> (2 * h) & 3));
+    return out;
+  }();
+  alignas(16) static constexpr auto kLevels = levels;
+  const auto two = [=](int i) {
+    return _mm256_set_m128i(eight_fields1(index + 8 * i + 8), eight_fields1(index + 8 * i));
+  };
+  __m512i nibbles[2];
+  both_nibbles(_mm512_inserti64x4(_mm512_castsi256_si512(two(0)), two(2), 1), nibbles);
+  PQ_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    codes[j] = look_up64<0>(kLevels[size_t(j % 2)].data(), nibbles[j / 2]);
+    codes[j] = _mm512_mask_add_epi16(codes[j], plus, codes[j], _mm512_set1_epi16(0x202));
+  }
+}
+
+#endif
 
 struct Iq1SCodes {
-  static constexpr int block = 256, bytes = 50, sub = 32, top = 0, least = -9;
-  static constexpr bool offset = false, wide = false, paired = false, whole = false;
+  static constexpr int block = 256, bytes = 50, sub = 32, top = 18, centre = 9;
+  static constexpr bool offset = true, wide = false, paired = false, whole = false;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::pairs;
+  PQ_INLINE static void put_indices(const uint8_t* b, uint16_t* index) { put_indices1<3>(b + 2, b + 34, index); }
+  PQ_INLINE static void registers(const uint8_t* b, const uint16_t* index, __m512i (&codes)[4]) {
+    put_eighths(index, ~_mm512_movepi16_mask(words_four_times(b + 34)), codes);
+  }
+#endif
+
+  PQ_INLINE static Scales scales(const uint8_t* b) {
+    I8x tails;  // of each group: 12 bits of indices, the scale and the sign
+#if defined(__AVX2__)
+    tails = I8x(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 34))));
+#else
+    for (int g = 0; g < 8; ++g) tails[g] = load<uint16_t>(b + 34 + 2 * g);
+#endif
+    const F8 d = (to_floats(tails >> 12 & 7) * 2.0f + 1.0f) * (half_at(b) * 0.125f);
+    return {d, d * float(-centre)};
+  }
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     Lookups at;
     PQ_UNROLL
@@ -454,22 +537,45 @@ struct Iq1SCodes {
       const L4 high = (x & 7) << 8 | (x & 0x38) << 21 | (x & 0x1c0) << 34 | (x & 0xe00) << 47;
       at.put(16 * h, words16(b + 2 + 16 * h) | W16(high));
     }
-    I8x tails;  // of each group: 12 bits of indices, the scale and the sign
-#if defined(__AVX2__)
-    tails = I8x(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 34))));
-#else
-    for (int g = 0; g < 8; ++g) tails[g] = load<uint16_t>(b + 34 + 2 * g);
-#endif
     PQ_IN_MEMORY(at);
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) c.set(g, eighths(at.eights(iq::grid1, g), B32{} + uint8_t(-(b[35 + 2 * g] >> 7))));
-    c.set_d(0, (to_floats(tails >> 12 & 7) * 2.0f + 1.0f) * half_at(b) * 0.125f);
+    const Scales s = scales(b);
+    c.set_d(0, s.d), c.set_m(0, s.m);
   }
 };
 
 struct Iq1MCodes {
-  static constexpr int block = 256, bytes = 56, sub = 16, top = 0, least = -9;
-  static constexpr bool offset = false, wide = false, paired = false, whole = false;
+  static constexpr int block = 256, bytes = 56, sub = 16, top = 18, centre = 9;
+  static constexpr bool offset = true, wide = false, paired = false, whole = false;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  static constexpr Order order = Order::pairs;
+  PQ_INLINE static void put_indices(const uint8_t* b, uint16_t* index) { put_indices1<4>(b, b + 32, index); }
+  PQ_INLINE static void registers(const uint8_t* b, const uint16_t* index, __m512i (&codes)[4]) {
+    const __m512i sign = _mm512_set1_epi64(int64_t(0x8000080000800008u));
+    put_eighths(index, _mm512_testn_epi16_mask(words_four_times(b + 32), sign), codes);
+  }
+  // Four words of four scales each, of three bits
+  PQ_INLINE static UnitScales unit_scales(const uint8_t* b) {
+    const __m512i quarter = _mm512_cvtepi8_epi32(_mm_set_epi64x(0x0303030302020202, 0x0101010100000000)),
+                  shift = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 3, 6, 9));
+    const __m512i words =
+        _mm512_castsi256_si512(_mm256_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(b + 48))));
+    const __m512i scales =
+        _mm512_and_si512(_mm512_srlv_epi32(_mm512_permutexvar_epi32(quarter, words), shift), _mm512_set1_epi32(7));
+    const __m512 one = _mm512_set1_ps(eighth(load<uint64_t>(b + 48)));
+    const __m512 d = _mm512_fmadd_ps(_mm512_cvtepi32_ps(scales), _mm512_add_ps(one, one), one);
+    return {d, _mm512_mul_ps(d, _mm512_set1_ps(-centre))};
+  }
+#endif
+
+  // The common scale, in the upper four bits of each word, divided by eight.
+  PQ_INLINE static float eighth(uint64_t words) {
+    const auto top4 = [&](int i) { return unsigned(words >> (16 * i + 12)) & 15; };
+    return half_to_float(uint16_t(top4(0) | top4(1) << 4 | top4(2) << 8 | top4(3) << 12)) * 0.125f;
+  }
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     Lookups at;
     PQ_UNROLL
@@ -484,15 +590,13 @@ struct Iq1MCodes {
       const L4 bit = {8, 0x80, 0x800, 0x8000}, minus = L4(((L4{} + load<uint16_t>(b + 32 + 2 * g)) & bit) == bit);
       c.set(g, eighths(at.eights(iq::grid1, g), B32(minus)));
     }
-    // Four times four scales of three bits; the upper four bits of each word are the common scale.
-    const uint64_t all16 = load<uint64_t>(b + 48);
-    const auto top4 = [&](int i) { return unsigned(all16 >> (16 * i + 12)) & 15; };
-    const float d = half_to_float(uint16_t(top4(0) | top4(1) << 4 | top4(2) << 8 | top4(3) << 12)) * 0.125f;
+    const uint64_t words = load<uint64_t>(b + 48);  // of four scales each, of three bits
     const I8x shift = {0, 3, 6, 9, 16, 19, 22, 25};
     PQ_UNROLL
     for (int e = 0; e < 2; ++e) {
-      const I8x scales = I8x((U8x{} + uint32_t(all16 >> (32 * e))) >> U8x(shift)) & 7;
-      c.set_d(e, (to_floats(scales) * 2.0f + 1.0f) * d);
+      const I8x scales = I8x((U8x{} + uint32_t(words >> (32 * e))) >> U8x(shift)) & 7;
+      const F8 d = (to_floats(scales) * 2.0f + 1.0f) * eighth(words);
+      c.set_d(e, d), c.set_m(e, d * float(-centre));
     }
   }
 };

@@ -10,7 +10,8 @@ template <class T>
 concept SignsApart =
     requires(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) { T::magnitudes(b, codes, minus); };
 template <class T>
-concept InRegisters = SignsApart<T> || requires(const uint8_t* b, __m512i (&codes)[4]) { T::registers(b, codes); };
+concept InRegisters =
+    SignsApart<T> || Indexed<T> || requires(const uint8_t* b, __m512i (&codes)[4]) { T::registers(b, codes); };
 
 template <InRegisters T>
 constexpr bool kOrders<T> = false;
@@ -164,11 +165,14 @@ template <class T, int N, bool wide>
     lanes[i] = _mm512_load_si512(at);
   }
   float* const room = Tabled<T> ? table_scratch(table_floats<T>(w.cols)) : nullptr;
+  [[maybe_unused]] auto* const indices = reinterpret_cast<uint16_t*>(Indexed<T> ? table_scratch(units * 16) : nullptr);
   for (size_t v = first; v < last; ++v) {
     const Row<T> row = row_at<T>(w, v, room);
     // Before the loop: a function called in it would keep the sums in memory.
     uint8_t padded[bytes];
     const uint8_t* const rest = whole < units ? whole_unit<T>(row.line, whole, w.cols, padded) : nullptr;
+    if constexpr (Indexed<T>)
+      for (size_t u = 0; u < units; ++u) T::put_indices(u < whole ? row.line + u * bytes : rest, indices + 32 * u);
     __m512 acc[N][2], offsets[N];
     PQ_UNROLL
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = offsets[n] = _mm512_setzero_ps();
@@ -181,6 +185,8 @@ template <class T, int N, bool wide>
       [[maybe_unused]] __mmask64 minus[4];
       if constexpr (SignsApart<T>)
         T::magnitudes(b, codes, minus);
+      else if constexpr (Indexed<T>)
+        T::registers(b, indices + 32 * u, codes);
       else
         T::registers(b, codes);
       PQ_UNROLL

@@ -38,11 +38,12 @@ PQ_INLINE L4 four_words(const uint8_t* p) {
 }
 
 #if defined(__AVX2__)
-// The nibbles of eight bytes.
-PQ_INLINE __m128i sixteen_nibbles(const uint8_t* p) {
+// Twice the nibbles of eight bytes, plus one.
+PQ_INLINE __m128i sixteen_odd(const uint8_t* p) {
   const uint64_t s = load<uint64_t>(p);
-  constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
-  return _mm_unpacklo_epi8(_mm_cvtsi64_si128(int64_t(s & nibble)), _mm_cvtsi64_si128(int64_t(s >> 4 & nibble)));
+  constexpr uint64_t even = 0x1e1e1e1e1e1e1e1eu, one = 0x0101010101010101u;
+  return _mm_unpacklo_epi8(_mm_cvtsi64_si128(int64_t((s << 1 & even) | one)),
+                           _mm_cvtsi64_si128(int64_t((s >> 3 & even) | one)));
 }
 #endif
 
@@ -122,6 +123,7 @@ constexpr auto nibbles_of(const uint16_t* entries, const int (&levels)[8]) {
   return out;
 }
 
+alignas(64) constexpr auto kFields1 = fields_of<2048>(iq::packed + iq::start1);
 alignas(64) constexpr auto kFields2Xxs = fields_of<256>(iq::packed + iq::start2_xxs);
 alignas(64) constexpr auto kFields2Xs = fields_of<512>(iq::packed + iq::start2_xs);
 alignas(64) constexpr auto kFields2S = fields_of<1024>(iq::packed + iq::start2_s);
@@ -164,6 +166,48 @@ PQ_INLINE __m512i lower_bytes_twice(__m512i words) {
 }
 PQ_INLINE __m512i bytes_twice(const uint8_t* p) { return lower_bytes_twice(_mm512_cvtepu8_epi16(__m256i(load32(p)))); }
 
+// Codebooks that fill too many registers: entries are loaded. Indices are stored for a whole row before the first
+// entry is loaded, because loads that wait for the instructions that made their address would fill the queue of loads.
+template <class T>
+concept Indexed = requires(const uint8_t* b, uint16_t* index) { T::put_indices(b, index); };
+
+// Eight words, each four times.
+PQ_INLINE __m512i four_times(__m128i words) {
+  const __m512i eighth = _mm512_cvtepi8_epi16(
+      _mm256_set_epi64x(0x0707070706060606, 0x0505050504040404, 0x0303030302020202, 0x0101010100000000));
+  return _mm512_permutexvar_epi16(eighth, _mm512_castsi128_si512(words));
+}
+PQ_INLINE __m512i words_four_times(const uint8_t* p) {
+  return four_times(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+// 32 indices of a byte of `low` and `bits` bits of a word of `high`, which has four, `apart` bits apart.
+template <int bits, int apart>
+PQ_INLINE void put_four_by_four(const uint8_t* low, __m512i high, uint16_t* index) {
+  const __m512i shift = _mm512_set1_epi64(int64_t(apart) << 16 | int64_t(2 * apart) << 32 | int64_t(3 * apart) << 48);
+  constexpr int first_where_second_or_third = 0xea;  // (a & b) | c
+  const __m512i upper = _mm512_slli_epi16(_mm512_srlv_epi16(high, shift), 8);
+  _mm512_storeu_si512(
+      index, _mm512_ternarylogic_epi32(upper, _mm512_set1_epi16(short(((1 << bits) - 1) << 8)),
+                                       _mm512_cvtepu8_epi16(__m256i(load32(low))), first_where_second_or_third));
+}
+
+// 32 entries. Indices are loaded four at a time.
+PQ_INLINE __m512i load_entries(const uint16_t* table, const uint16_t* index) {
+  const auto eight = [=](int i) PQ_FLAT {
+    const auto at = [=](uint64_t four, int j) PQ_FLAT { return table[four >> (16 * j) & 0xffff]; };
+    uint64_t low, high;
+    std::memcpy(&low, index + 8 * i, 8), std::memcpy(&high, index + 8 * i + 4, 8);
+    __m128i x = _mm_cvtsi32_si128(at(low, 0));
+    x = _mm_insert_epi16(x, at(low, 1), 1), x = _mm_insert_epi16(x, at(low, 2), 2);
+    x = _mm_insert_epi16(x, at(low, 3), 3), x = _mm_insert_epi16(x, at(high, 0), 4);
+    x = _mm_insert_epi16(x, at(high, 1), 5), x = _mm_insert_epi16(x, at(high, 2), 6);
+    return _mm_insert_epi16(x, at(high, 3), 7);
+  };
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_set_m128i(eight(1), eight(0))),
+                            _mm256_set_m128i(eight(3), eight(2)), 1);
+}
+
 // 64 indices of four weights each; `ninth`: the masks of their ninth bits, of even and of odd indices.
 template <size_t count>
 PQ_INLINE void look_up_fours(const uint16_t* table, const uint8_t* p, const __mmask32 (&ninth)[2],
@@ -179,14 +223,18 @@ PQ_INLINE void look_up_fours(const uint16_t* table, const uint8_t* p, const __mm
   }
 }
 
-// Words with seven signs each -> eight of even number, as lower_bytes_twice. The eighth may be anything before.
+// [seven signs] -> eight of even number, twice.
+alignas(64) constexpr auto kEvenTwice = [] {
+  std::array<uint16_t, 128> out{};
+  for (unsigned s = 0; s < 128; ++s) out[s] = uint16_t((s | unsigned(std::popcount(s) & 1) << 7) * 0x101);
+  return out;
+}();
+
+// Words with seven signs each -> eight of even number, as lower_bytes_twice. Further bits may be anything.
 PQ_INLINE __m512i even_bytes_twice(__m512i words) {
-  alignas(16) static constexpr int8_t kOdd[16] = {0,    -128, -128, 0,    -128, 0,    0,    -128,
-                                                  -128, 0,    0,    -128, 0,    -128, -128, 0};
-  __m512i parts[2];
-  both_levels(kOdd, words, parts);
-  constexpr int differing = 0x96;  // a ^ b ^ c
-  return lower_bytes_twice(_mm512_ternarylogic_epi32(words, parts[0], parts[1], differing));
+  __mmask32 bit;
+  test_bits<1>(words, &bit);
+  return look_up_words<128>(kEvenTwice.data(), words, &bit);
 }
 
 // 64-bit elements, of which four fields of seven bits are signs from bit 8 * byte on -> as even_bytes_twice.
@@ -209,9 +257,8 @@ PQ_INLINE void put_signs(__m512i twice, __mmask64 (&minus)[4]) {
 
 // 16 nibbles s -> (s + 1/2) * d / 4
 PQ_INLINE UnitScales nibble_unit_scales(const uint8_t* p, float d) {
-  const __m512 s = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(sixteen_nibbles(p)));
-  const __m512 sum = _mm512_add_ps(s, _mm512_set1_ps(0.5f));
-  return {_mm512_mul_ps(_mm512_mul_ps(sum, _mm512_set1_ps(d)), _mm512_set1_ps(0.25f)), _mm512_setzero_ps()};
+  const __m512 odd = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(sixteen_odd(p)));
+  return {_mm512_mul_ps(odd, _mm512_set1_ps(d * 0.125f)), _mm512_setzero_ps()};
 }
 
 alignas(16) constexpr auto kLevels3 = [] {
@@ -268,7 +315,12 @@ struct Iq2XxsCodes {
 #endif
   }
   PQ_INLINE static Scales scales(const uint8_t* b) {
-    return {(to_floats(I8x(tails(b) >> 28)) + 0.5f) * half_at(b) * 0.25f, F8{}};
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    const auto fours = I8x(_mm512_cvtepi64_epi32(_mm512_srli_epi64(_mm512_loadu_si512(b + 2), 60)));
+#else
+    const auto fours = I8x(tails(b) >> 28);
+#endif
+    return {(to_floats(fours) + 0.5f) * (half_at(b) * 0.25f), F8{}};
   }
 
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
@@ -289,14 +341,15 @@ struct Iq2XxsCodes {
 // 16 nibbles s -> (s + 1/2) * d / 4
 PQ_INLINE void nibble_scales(const uint8_t* p, float d, Codes& c) {
 #if defined(__AVX2__)
-  const __m128i all16 = sixteen_nibbles(p);
-  const auto scales = [&](__m128i x) { return (F8(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x))) + 0.5f) * d * 0.25f; };
+  const __m128i all16 = sixteen_odd(p);
+  const auto scales = [&](__m128i x) { return F8(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x))) * (d * 0.125f); };
   c.set_d(0, scales(all16));
   c.set_d(1, scales(_mm_unpackhi_epi64(all16, all16)));
 #else
   const uint64_t s = load<uint64_t>(p);
   constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
-  const F8 even = (floats8(s & nibble) + 0.5f) * d * 0.25f, odd = (floats8(s >> 4 & nibble) + 0.5f) * d * 0.25f;
+  const float quarter = d * 0.25f;
+  const F8 even = (floats8(s & nibble) + 0.5f) * quarter, odd = (floats8(s >> 4 & nibble) + 0.5f) * quarter;
   c.set_d(0, __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11));
   c.set_d(1, __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15));
 #endif
@@ -351,12 +404,13 @@ struct Iq2SCodes {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::pairs;
-  PQ_INLINE static void magnitudes(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) {
-    const __m512i index = _mm512_cvtepu8_epi16(__m256i(load32(b + 2)));
-    __mmask32 bits[4];
-    test_bits<2>(index, bits);
-    bits_of_pairs(b + 66, bits[2], bits[3]);
-    put_magnitudes2(look_up_words<1024>(kFields2S.data(), index, bits), codes);
+  PQ_INLINE static void put_indices(const uint8_t* b, uint16_t* index) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(b + 66));
+    put_four_by_four<2, 2>(b + 2, four_times(_mm_cvtepu8_epi16(bytes)), index);
+  }
+  PQ_INLINE static void magnitudes(const uint8_t* b, const uint16_t* index, __m512i (&codes)[4],
+                                   __mmask64 (&minus)[4]) {
+    put_magnitudes2(load_entries(kFields2S.data(), index), codes);
     put_signs(bytes_twice(b + 34), minus);
   }
   PQ_INLINE static UnitScales unit_scales(const uint8_t* b) { return nibble_unit_scales(b + 74, half_at(b)); }
@@ -392,7 +446,7 @@ struct Iq3XxsCodes {
 #endif
 
   PQ_INLINE static Scales scales(const uint8_t* b) {
-    return {(to_floats(I8x(load<U8x>(b + 66) >> 28)) + 0.5f) * half_at(b) * 0.5f, F8{}};
+    return {(to_floats(I8x(load<U8x>(b + 66) >> 28)) + 0.5f) * (half_at(b) * 0.5f), F8{}};
   }
 
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
@@ -446,43 +500,6 @@ PQ_INLINE B32 eighths(const B32& grid, const B32& minus) { return grid + (~minus
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 
-// The entries of IQ1 fill 4 KiB: too much for registers. Indices are stored for a whole row before the first entry is
-// loaded, because loads that wait for the instructions that made their address would fill the queue of loads.
-template <class T>
-concept Indexed = requires(const uint8_t* b, uint16_t* index) { T::put_indices(b, index); };
-
-alignas(64) constexpr auto kFields1 = fields_of<2048>(iq::packed + iq::start1);
-
-// Eight words, each four times.
-PQ_INLINE __m512i words_four_times(const uint8_t* p) {
-  const __m512i eighth = _mm512_cvtepi8_epi16(
-      _mm256_set_epi64x(0x0707070706060606, 0x0505050504040404, 0x0303030302020202, 0x0101010100000000));
-  return _mm512_permutexvar_epi16(eighth, _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
-
-// 32 indices of a byte of `low` and three bits of a word of `high`, of which each has four, `apart` bits apart.
-template <int apart>
-PQ_INLINE void put_indices1(const uint8_t* low, const uint8_t* high, uint16_t* index) {
-  const __m512i shift = _mm512_set1_epi64(int64_t(apart) << 16 | int64_t(2 * apart) << 32 | int64_t(3 * apart) << 48);
-  const __m512i bits = _mm512_slli_epi16(_mm512_srlv_epi16(words_four_times(high), shift), 8);
-  constexpr int first_where_second_or_third = 0xea;  // (a & b) | c
-  _mm512_storeu_si512(
-      index, _mm512_ternarylogic_epi32(bits, _mm512_set1_epi16(0x700), _mm512_cvtepu8_epi16(__m256i(load32(low))),
-                                       first_where_second_or_third));
-}
-
-// Eight entries, whose indices are loaded four at a time.
-PQ_INLINE __m128i eight_fields1(const uint16_t* index) {
-  const auto at = [=](uint64_t four, int i) { return kFields1[four >> (16 * i) & 0xffff]; };
-  uint64_t low, high;
-  std::memcpy(&low, index, 8), std::memcpy(&high, index + 4, 8);
-  __m128i x = _mm_cvtsi32_si128(at(low, 0));
-  x = _mm_insert_epi16(x, at(low, 1), 1), x = _mm_insert_epi16(x, at(low, 2), 2);
-  x = _mm_insert_epi16(x, at(low, 3), 3), x = _mm_insert_epi16(x, at(high, 0), 4);
-  x = _mm_insert_epi16(x, at(high, 1), 5), x = _mm_insert_epi16(x, at(high, 2), 6);
-  return _mm_insert_epi16(x, at(high, 3), 7);
-}
-
 // Codes of 32 entries; plus: words whose delta is 1/8.
 PQ_INLINE void put_eighths(const uint16_t* index, __mmask32 plus, __m512i (&codes)[4]) {
   constexpr auto levels = [] {
@@ -492,11 +509,8 @@ PQ_INLINE void put_eighths(const uint16_t* index, __mmask32 plus, __m512i (&code
     return out;
   }();
   alignas(16) static constexpr auto kLevels = levels;
-  const auto two = [=](int i) {
-    return _mm256_set_m128i(eight_fields1(index + 8 * i + 8), eight_fields1(index + 8 * i));
-  };
   __m512i nibbles[2];
-  both_nibbles(_mm512_inserti64x4(_mm512_castsi256_si512(two(0)), two(2), 1), nibbles);
+  both_nibbles(load_entries(kFields1.data(), index), nibbles);
   PQ_UNROLL
   for (int j = 0; j < 4; ++j) {
     codes[j] = look_up64<0>(kLevels[size_t(j % 2)].data(), nibbles[j / 2]);
@@ -512,7 +526,9 @@ struct Iq1SCodes {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::pairs;
-  PQ_INLINE static void put_indices(const uint8_t* b, uint16_t* index) { put_indices1<3>(b + 2, b + 34, index); }
+  PQ_INLINE static void put_indices(const uint8_t* b, uint16_t* index) {
+    put_four_by_four<3, 3>(b + 2, words_four_times(b + 34), index);
+  }
   PQ_INLINE static void registers(const uint8_t* b, const uint16_t* index, __m512i (&codes)[4]) {
     put_eighths(index, ~_mm512_movepi16_mask(words_four_times(b + 34)), codes);
   }
@@ -551,7 +567,9 @@ struct Iq1MCodes {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   static constexpr Order order = Order::pairs;
-  PQ_INLINE static void put_indices(const uint8_t* b, uint16_t* index) { put_indices1<4>(b, b + 32, index); }
+  PQ_INLINE static void put_indices(const uint8_t* b, uint16_t* index) {
+    put_four_by_four<3, 4>(b, words_four_times(b + 32), index);
+  }
   PQ_INLINE static void registers(const uint8_t* b, const uint16_t* index, __m512i (&codes)[4]) {
     const __m512i sign = _mm512_set1_epi64(int64_t(0x8000080000800008u));
     put_eighths(index, _mm512_testn_epi16_mask(words_four_times(b + 32), sign), codes);

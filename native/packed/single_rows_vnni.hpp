@@ -5,10 +5,14 @@
 // one to four tokens. The activations should fit the first cache: nothing else is stored with them. Included by
 // packed/kernels.hpp.
 
-// Types that unpack a unit to four registers; SignsApart: to magnitudes, and masks of the negative ones.
+// Types that unpack a unit to four registers; SignsApart: to magnitudes, and masks of the negative ones. Indexed types
+// take the indices of the unit, too.
 template <class T>
-concept SignsApart =
-    requires(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) { T::magnitudes(b, codes, minus); };
+concept SignsApart = requires(const uint8_t* b, __m512i (&codes)[4], __mmask64 (&minus)[4]) {
+  T::magnitudes(b, codes, minus);
+} || requires(const uint8_t* b, const uint16_t* index, __m512i (&codes)[4], __mmask64 (&minus)[4]) {
+  T::magnitudes(b, index, codes, minus);
+};
 template <class T>
 concept InRegisters =
     SignsApart<T> || Indexed<T> || requires(const uint8_t* b, __m512i (&codes)[4]) { T::registers(b, codes); };
@@ -183,7 +187,9 @@ template <class T, int N, bool wide>
       constexpr bool raised = kRaised<T, N>;
       __m512i codes[4], start[4];
       [[maybe_unused]] __mmask64 minus[4];
-      if constexpr (SignsApart<T>)
+      if constexpr (SignsApart<T> && Indexed<T>)
+        T::magnitudes(b, indices + 32 * u, codes, minus);
+      else if constexpr (SignsApart<T>)
         T::magnitudes(b, codes, minus);
       else if constexpr (Indexed<T>)
         T::registers(b, indices + 32 * u, codes);

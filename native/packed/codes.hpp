@@ -69,15 +69,16 @@ PQ_INLINE B32 pair_of(uint8x16_t low, uint8x16_t high) { return std::bit_cast<B3
 #endif
 PQ_INLINE F8 all(float x) { return F8{} + x; }
 
-PQ_INLINE float half_at(const uint8_t* p) {
+PQ_INLINE float half_of(uint16_t bits) {
 #if defined(__F16C__)
-  return _cvtsh_ss(load<uint16_t>(p));
+  return _cvtsh_ss(bits);
 #elif defined(PQ_NEON)
-  return float(load<__fp16>(p));
+  return float(std::bit_cast<__fp16>(bits));
 #else
-  return load_half(p);
+  return half_to_float(bits);
 #endif
 }
+PQ_INLINE float half_at(const uint8_t* p) { return half_of(load<uint16_t>(p)); }
 
 #if defined(__AVX512BW__)
 // Blocks whose first four have their first fields in 64 bytes.

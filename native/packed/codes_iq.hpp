@@ -67,7 +67,7 @@ PQ_INLINE U8x even_signs(const U8x& x) {
   return s | (odd & 0x01010101) << 7;
 }
 
-// Indices and signs of a unit.
+// Indices and signs of a unit: types make them by `look`, and `take` reads them.
 struct alignas(32) Lookups {
   uint16_t index[64];
   uint32_t signs[8];
@@ -323,16 +323,16 @@ struct Iq2XxsCodes {
     return {(to_floats(fours) + 0.5f) * (half_at(b) * 0.25f), F8{}};
   }
 
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    alignas(32) uint32_t signs[8];
+  PQ_INLINE static void look(const uint8_t* b, Lookups& at) {
     const U8x even = even_signs(tails(b) & 0x0fffffff);
-    std::memcpy(signs, &even, sizeof even);
-    PQ_IN_MEMORY(signs);
+    std::memcpy(at.signs, &even, sizeof even);
+  }
+  PQ_INLINE static void take(const uint8_t* b, const Lookups& at, Codes& c) {
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) {
       const uint8_t* i = b + 2 + 8 * g;
       c.set(g, with_signs(words(iq::grid2_xxs[i[0]], iq::grid2_xxs[i[1]], iq::grid2_xxs[i[2]], iq::grid2_xxs[i[3]]),
-                          signs[g]));
+                          at.signs[g]));
     }
     c.set_d(0, scales(b).d);
   }
@@ -371,8 +371,7 @@ struct Iq2XsCodes {
   PQ_INLINE static UnitScales unit_scales(const uint8_t* b) { return nibble_unit_scales(b + 66, half_at(b)); }
 #endif
 
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    Lookups at;
+  PQ_INLINE static void look(const uint8_t* b, Lookups& at) {
     PQ_UNROLL
     for (int h = 0; h < 2; ++h) {
       const W16 x = load<W16>(b + 2 + 32 * h);
@@ -391,7 +390,8 @@ struct Iq2XsCodes {
       std::memcpy(at.signs + 4 * h, &bytes, sizeof bytes);
 #endif
     }
-    PQ_IN_MEMORY(at);
+  }
+  PQ_INLINE static void take(const uint8_t* b, const Lookups& at, Codes& c) {
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.eights(iq::grid2_xs, g), at.signs[g]));
     nibble_scales(b + 66, half_at(b), c);
@@ -416,15 +416,15 @@ struct Iq2SCodes {
   PQ_INLINE static UnitScales unit_scales(const uint8_t* b) { return nibble_unit_scales(b + 74, half_at(b)); }
 #endif
 
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    Lookups at;
+  PQ_INLINE static void look(const uint8_t* b, Lookups& at) {
     PQ_UNROLL
     for (int h = 0; h < 2; ++h) {  // two bits of a byte for each of four indices
       const L4 x = four_bytes(b + 66 + 4 * h);
       const L4 high = (x << 8 | x << 22 | x << 36 | x << 50) & 0x0300030003000300u;
       at.put(16 * h, words16(b + 2 + 16 * h) | W16(high));
     }
-    PQ_IN_MEMORY(at);
+  }
+  PQ_INLINE static void take(const uint8_t* b, const Lookups& at, Codes& c) {
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.eights(iq::grid2_s, g), load<uint32_t>(b + 34 + 4 * g)));
     nibble_scales(b + 74, half_at(b), c);
@@ -449,13 +449,13 @@ struct Iq3XxsCodes {
     return {(to_floats(I8x(load<U8x>(b + 66) >> 28)) + 0.5f) * (half_at(b) * 0.5f), F8{}};
   }
 
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+  PQ_INLINE static void look(const uint8_t* b, Lookups& at) {
     const U8x even = even_signs(load<U8x>(b + 66) & 0x0fffffff);
-    alignas(32) uint32_t signs[8];
-    std::memcpy(signs, &even, sizeof even);
-    PQ_IN_MEMORY(signs);
+    std::memcpy(at.signs, &even, sizeof even);
+  }
+  PQ_INLINE static void take(const uint8_t* b, const Lookups& at, Codes& c) {
     PQ_UNROLL
-    for (int g = 0; g < 8; ++g) c.set(g, with_signs(Lookups::by_fours(iq::grid3_xxs, b + 2 + 8 * g), signs[g]));
+    for (int g = 0; g < 8; ++g) c.set(g, with_signs(Lookups::by_fours(iq::grid3_xxs, b + 2 + 8 * g), at.signs[g]));
     c.set_d(0, scales(b).d);
   }
 };
@@ -479,15 +479,15 @@ struct Iq3SCodes {
     return {(to_floats(scales) * 2.0f + 1.0f) * half_at(b), F8{}};
   }
 
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    Lookups at;
+  PQ_INLINE static void look(const uint8_t* b, Lookups& at) {
     PQ_UNROLL
     for (int k = 0; k < 4; ++k) {  // a bit for each of 16 indices
       const W16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
       const W16 there = (W16{} + load<uint16_t>(b + 66 + 2 * k)) & bit;
       at.put(16 * k, words16(b + 2 + 16 * k) | (W16(there == bit) & 256));
     }
-    PQ_IN_MEMORY(at);
+  }
+  PQ_INLINE static void take(const uint8_t* b, const Lookups& at, Codes& c) {
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) c.set(g, with_signs(at.fours(iq::grid3_s, g), load<uint32_t>(b + 74 + 4 * g)));
     c.set_d(0, scales(b).d);
@@ -545,15 +545,15 @@ struct Iq1SCodes {
     return {d, d * float(-centre)};
   }
 
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    Lookups at;
+  PQ_INLINE static void look(const uint8_t* b, Lookups& at) {
     PQ_UNROLL
     for (int h = 0; h < 2; ++h) {  // three bits of a word for each of four indices
       const L4 x = four_words(b + 34 + 8 * h);
       const L4 high = (x & 7) << 8 | (x & 0x38) << 21 | (x & 0x1c0) << 34 | (x & 0xe00) << 47;
       at.put(16 * h, words16(b + 2 + 16 * h) | W16(high));
     }
-    PQ_IN_MEMORY(at);
+  }
+  PQ_INLINE static void take(const uint8_t* b, const Lookups& at, Codes& c) {
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) c.set(g, eighths(at.eights(iq::grid1, g), B32{} + uint8_t(-(b[35 + 2 * g] >> 7))));
     const Scales s = scales(b);
@@ -590,19 +590,19 @@ struct Iq1MCodes {
 
   // The common scale, in the upper four bits of each word, divided by eight.
   PQ_INLINE static float eighth(uint64_t words) {
-    const auto top4 = [&](int i) { return unsigned(words >> (16 * i + 12)) & 15; };
-    return half_to_float(uint16_t(top4(0) | top4(1) << 4 | top4(2) << 8 | top4(3) << 12)) * 0.125f;
+    const uint64_t nibbles = words >> 12 & 0x000f000f000f000fu, bytes = nibbles | nibbles >> 12;
+    return half_of(uint16_t((bytes & 0xff) | (bytes >> 24 & 0xff00))) * 0.125f;
   }
 
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    Lookups at;
+  PQ_INLINE static void look(const uint8_t* b, Lookups& at) {
     PQ_UNROLL
     for (int h = 0; h < 2; ++h) {  // four bits of a word for each of four indices; the fourth is the sign
       const L4 x = four_words(b + 32 + 8 * h);
       const L4 high = (x & 7) << 8 | (x & 0x70) << 20 | (x & 0x700) << 32 | (x & 0x7000) << 44;
       at.put(16 * h, words16(b + 16 * h) | W16(high));
     }
-    PQ_IN_MEMORY(at);
+  }
+  PQ_INLINE static void take(const uint8_t* b, const Lookups& at, Codes& c) {
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) {
       const L4 bit = {8, 0x80, 0x800, 0x8000}, minus = L4(((L4{} + load<uint16_t>(b + 32 + 2 * g)) & bit) == bit);

@@ -126,11 +126,23 @@ PQ_INLINE const uint8_t* whole_unit(const uint8_t* line, size_t u, size_t cols, 
   return room;
 }
 
+// Codebook types, whose blocks are units.
+template <class T>
+concept LooksUp = T::block == kUnit && requires(const uint8_t* b, Lookups& at) { T::look(b, at); };
+
 // Codes of unit `u` of a row. apart: by `take_apart`.
 template <class T, bool apart = false>
 PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
-  uint8_t room[kUnitBytes<T>];
-  T::take(whole_unit<T>(row.line, u, cols, room), row.lane, c);
+  if constexpr (LooksUp<T>) {
+    const uint8_t* const b = row.line + u * kUnitBytes<T>;
+    Lookups at;
+    T::look(b, at);
+    PQ_IN_MEMORY(at);
+    T::take(b, at, c);
+  } else {
+    uint8_t room[kUnitBytes<T>];
+    T::take(whole_unit<T>(row.line, u, cols, room), row.lane, c);
+  }
 }
 
 // Types whose codes are multiplied in the order of Activations::apart, which costs less to unpack.
@@ -155,6 +167,31 @@ PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
   else
     T::take(b, c);
 }
+
+// Takes all units of a row in order. Indices are made one unit ahead: loads that wait for the instructions that make
+// their addresses would fill the queue of loads.
+template <class T, bool apart = false>
+class UnitByUnit {
+ public:
+  PQ_INLINE UnitByUnit(const Row<T>& row, size_t cols, size_t units) : row_(row), cols_(cols), units_(units) {
+    if constexpr (LooksUp<T>) T::look(row.line, at_[0]);
+  }
+  PQ_INLINE void take(size_t u, Codes& c) {
+    if constexpr (LooksUp<T>) {
+      const uint8_t* const b = row_.line + u * kUnitBytes<T>;
+      if (u + 1 < units_) T::look(b + kUnitBytes<T>, at_[(u + 1) % 2]);
+      PQ_IN_MEMORY(at_);
+      T::take(b, at_[u % 2], c);
+    } else {
+      take_unit<T, apart>(row_, u, cols_, c);
+    }
+  }
+
+ private:
+  const Row<T>& row_;
+  size_t cols_, units_;
+  Lookups at_[LooksUp<T> ? 2 : 1];
+};
 
 // Position of weight j of a unit among its codes: paired types exchange the second and third quarter of each 64.
 template <class T>
@@ -261,10 +298,11 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
     __m256 acc[N][4];
     PQ_UNROLL
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = _mm256_setzero_ps();
+    UnitByUnit<T, Apart<T>> codes(row, cols, units);
     for (size_t u = 0; u < units; ++u) {
       Codes c;
       fetch_ahead<unit_bytes>(row.line + u * unit_bytes);
-      take_unit<T, Apart<T>>(row, u, cols, c);
+      codes.take(u, c);
       PQ_UNROLL
       for (int n = 0; n < N; ++n) {
         const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;

@@ -168,29 +168,32 @@ PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
     T::take(b, c);
 }
 
-// Takes all units of a row in order. Indices are made one unit ahead: loads that wait for the instructions that make
-// their addresses would fill the queue of loads.
+// Units one after another, of one or several rows. Indices are made one unit ahead: loads that wait for the
+// instructions that make their addresses would fill the queue of loads.
 template <class T, bool apart = false>
-class UnitByUnit {
+class OneAhead {
  public:
-  PQ_INLINE UnitByUnit(const Row<T>& row, size_t cols, size_t units) : row_(row), cols_(cols), units_(units) {
-    if constexpr (LooksUp<T>) T::look(row.line, at_[0]);
-  }
-  PQ_INLINE void take(size_t u, Codes& c) {
+  PQ_INLINE OneAhead(const Row<T>& row, size_t u) { look(row, u); }
+  // next: of unit next_u, which is taken next; null after the last.
+  PQ_INLINE void take(const Row<T>& row, size_t u, size_t cols, const Row<T>* next, size_t next_u, Codes& c) {
     if constexpr (LooksUp<T>) {
-      const uint8_t* const b = row_.line + u * kUnitBytes<T>;
-      if (u + 1 < units_) T::look(b + kUnitBytes<T>, at_[(u + 1) % 2]);
+      const Lookups& now = at_[turn_];
+      turn_ ^= 1;
+      if (next) look(*next, next_u);
       PQ_IN_MEMORY(at_);
-      T::take(b, at_[u % 2], c);
+      T::take(row.line + u * kUnitBytes<T>, now, c);
     } else {
-      take_unit<T, apart>(row_, u, cols_, c);
+      take_unit<T, apart>(row, u, cols, c);
     }
   }
 
  private:
-  const Row<T>& row_;
-  size_t cols_, units_;
+  PQ_INLINE void look(const Row<T>& row, size_t u) {
+    if constexpr (LooksUp<T>) T::look(row.line + u * kUnitBytes<T>, at_[turn_]);
+  }
+
   Lookups at_[LooksUp<T> ? 2 : 1];
+  size_t turn_ = 0;
 };
 
 // Position of weight j of a unit among its codes: paired types exchange the second and third quarter of each 64.
@@ -298,11 +301,11 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
     __m256 acc[N][4];
     PQ_UNROLL
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = _mm256_setzero_ps();
-    UnitByUnit<T, Apart<T>> codes(row, cols, units);
+    OneAhead<T, Apart<T>> codes(row, 0);
     for (size_t u = 0; u < units; ++u) {
       Codes c;
       fetch_ahead<unit_bytes>(row.line + u * unit_bytes);
-      codes.take(u, c);
+      codes.take(row, u, cols, u + 1 < units ? &row : nullptr, u + 1, c);
       PQ_UNROLL
       for (int n = 0; n < N; ++n) {
         const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;

@@ -65,11 +65,11 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
     float32x4_t acc[N][2];
     PQ_UNROLL
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = vdupq_n_f32(0);
-    UnitByUnit<T> codes(row, cols, units);
+    OneAhead<T> codes(row, 0);
     for (size_t u = 0; u < units; ++u) {
       Codes c;
       fetch_ahead<unit_bytes>(row.line + u * unit_bytes);
-      codes.take(u, c);
+      codes.take(row, u, cols, u + 1 < units ? &row : nullptr, u + 1, c);
       PQ_UNROLL
       for (int n = 0; n < N; ++n) {
         const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;

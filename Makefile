@@ -3,20 +3,31 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+comma := ,
 
 .PHONY: demo test lint docs bench bench-check wheel check-browser check-slow check-sanitized check-emulated check-order fuzz fuzz-native native clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(INSTALLED): $(BIN)/python pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.so' -not -path '*/__pycache__/*')
-	$(BIN)/python -m pip install --quiet '.[test,lint]'
+# Compiled once: the demo and the tests install the same wheel, with different packages beside it.
+BUILT := build/wheel/.built
+$(BUILT): $(BIN)/python pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.so' -not -path '*/__pycache__/*')
+	mkdir -p $(@D) && rm -f $(@D)/polyquant-*.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(@D) .
+	touch $@
+
+install = wheel=$$(echo $(<D)/polyquant-*.whl) && $(BIN)/python -m pip install --quiet "$$wheel[$(1)]" && \
+	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall "$$wheel"
+
+$(INSTALLED): $(BUILT)
+	$(call install,test$(comma)lint)
 	touch $@
 
 # Without the packages of the tests, unless they are there already.
 DEMO := $(VENV)/.demo
-$(DEMO): $(BIN)/python pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.so' -not -path '*/__pycache__/*')
-	$(BIN)/python -m pip install --quiet '.[serve,report,tui]'
+$(DEMO): $(BUILT)
+	$(call install,serve$(comma)report$(comma)tui)
 	touch $@
 
 demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO))

@@ -126,6 +126,11 @@ PQ_INLINE const uint8_t* whole_unit(const uint8_t* line, size_t u, size_t cols, 
   return room;
 }
 
+template <class T>
+PQ_INLINE const uint8_t* unit_at(const Row<T>& row, size_t u) {
+  return row.line + u * kUnitBytes<T>;
+}
+
 // Codebook types, whose blocks are units.
 template <class T>
 concept LooksUp = T::block == kUnit && requires(const uint8_t* b, Lookups& at) { T::look(b, at); };
@@ -134,7 +139,7 @@ concept LooksUp = T::block == kUnit && requires(const uint8_t* b, Lookups& at) {
 template <class T, bool apart = false>
 PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
   if constexpr (LooksUp<T>) {
-    const uint8_t* const b = row.line + u * kUnitBytes<T>;
+    const uint8_t* const b = unit_at(row, u);
     Lookups at;
     T::look(b, at);
     PQ_IN_MEMORY(at);
@@ -173,23 +178,23 @@ PQ_INLINE void take_unit(const Row<T>& row, size_t u, size_t cols, Codes& c) {
 template <class T, bool apart = false>
 class OneAhead {
  public:
-  PQ_INLINE OneAhead(const Row<T>& row, size_t u) { look(row, u); }
-  // next: of unit next_u, which is taken next; null after the last.
-  PQ_INLINE void take(const Row<T>& row, size_t u, size_t cols, const Row<T>* next, size_t next_u, Codes& c) {
+  PQ_INLINE explicit OneAhead(const uint8_t* first) { look(first); }
+  // next: the unit that is taken next; null after the last.
+  PQ_INLINE void take(const Row<T>& row, size_t u, size_t cols, const uint8_t* next, Codes& c) {
     if constexpr (LooksUp<T>) {
       const Lookups& now = at_[turn_];
       turn_ ^= 1;
-      if (next) look(*next, next_u);
+      if (next) look(next);
       PQ_IN_MEMORY(at_);
-      T::take(row.line + u * kUnitBytes<T>, now, c);
+      T::take(unit_at(row, u), now, c);
     } else {
       take_unit<T, apart>(row, u, cols, c);
     }
   }
 
  private:
-  PQ_INLINE void look(const Row<T>& row, size_t u) {
-    if constexpr (LooksUp<T>) T::look(row.line + u * kUnitBytes<T>, at_[turn_]);
+  PQ_INLINE void look(const uint8_t* b) {
+    if constexpr (LooksUp<T>) T::look(b, at_[turn_]);
   }
 
   Lookups at_[LooksUp<T> ? 2 : 1];
@@ -301,11 +306,11 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
     __m256 acc[N][4];
     PQ_UNROLL
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = _mm256_setzero_ps();
-    OneAhead<T, Apart<T>> codes(row, 0);
+    OneAhead<T, Apart<T>> codes(row.line);
     for (size_t u = 0; u < units; ++u) {
       Codes c;
       fetch_ahead<unit_bytes>(row.line + u * unit_bytes);
-      codes.take(row, u, cols, u + 1 < units ? &row : nullptr, u + 1, c);
+      codes.take(row, u, cols, u + 1 < units ? unit_at(row, u + 1) : nullptr, c);
       PQ_UNROLL
       for (int n = 0; n < N; ++n) {
         const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;

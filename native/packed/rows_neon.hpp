@@ -65,11 +65,11 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
     float32x4_t acc[N][2];
     PQ_UNROLL
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = vdupq_n_f32(0);
-    OneAhead<T> codes(row, 0);
+    OneAhead<T> codes(row.line);
     for (size_t u = 0; u < units; ++u) {
       Codes c;
       fetch_ahead<unit_bytes>(row.line + u * unit_bytes);
-      codes.take(row, u, cols, u + 1 < units ? &row : nullptr, u + 1, c);
+      codes.take(row, u, cols, u + 1 < units ? unit_at(row, u + 1) : nullptr, c);
       PQ_UNROLL
       for (int n = 0; n < N; ++n) {
         const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;

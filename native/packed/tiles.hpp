@@ -153,9 +153,9 @@ PQ_INLINE void fill_panel(const PackedMatrix& w, size_t v, size_t end, size_t un
   float* const room = Tabled<T> ? table_scratch(table_floats<T>(w.cols)) : nullptr;
   for (size_t r = 0; r < kPanelRows; ++r) {
     const Row<T> row = row_at<T>(w, v + r < end ? v + r : v, room);
-    OneAhead<T> codes(row, 0);
+    OneAhead<T> codes(row.line);
     for (size_t u = 0; u < units; ++u) {
-      codes.take(row, u, w.cols, u + 1 < units ? &row : nullptr, u + 1, panel[u].row[r]);
+      codes.take(row, u, w.cols, u + 1 < units ? unit_at(row, u + 1) : nullptr, panel[u].row[r]);
       raise_codes<T>(panel[u], r, form);
     }
   }
@@ -178,14 +178,13 @@ void multiply_vector(const PackedMatrix& w, size_t first, size_t last, const Act
     alignas(64) float out[kPanelRows * kLaneWidth];
     clear(out, kPanelRows * kLaneWidth);
     LaneVector x(a, 0);
-    OneAhead<T> codes(rows[0], 0);
+    OneAhead<T> codes(rows[0].line);
     for (size_t u = 0; u * kUnit < a.padded; ++u, x.next_unit()) {
-      const Row<T>* const below = (u + 1) * kUnit < a.padded ? rows : nullptr;
+      const uint8_t* const after = (u + 1) * kUnit < a.padded ? unit_at(rows[0], u + 1) : nullptr;
       for (size_t r = 0; r < kPanelRows; ++r) {
         for (size_t i = 0; r % kLanes<T> == 0 && i < kUnitBytes<T>; i += 64)  // of the next panel
           __builtin_prefetch(rows[r].line + u * kUnitBytes<T> + panel_bytes + i);
-        const bool turn = r + 1 == kPanelRows;
-        codes.take(rows[r], u, w.cols, turn ? below : rows + r + 1, turn ? u + 1 : u, unit.row[r]);
+        codes.take(rows[r], u, w.cols, r + 1 < kPanelRows ? unit_at(rows[r + 1], u) : after, unit.row[r]);
         raise_codes<T>(unit, r, form);
       }
       tile_of<T::sub, wide>(&unit, form, 1, x, a.tokens, out);

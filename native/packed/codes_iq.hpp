@@ -267,22 +267,26 @@ alignas(16) constexpr auto kLevels3 = [] {
   return out;
 }();
 
-// Fields of two bits -> magnitudes.
-PQ_INLINE void put_magnitudes2(__m512i fields, __m512i (&codes)[4]) {
-  constexpr auto levels = [] {
-    std::array<std::array<int8_t, 16>, 2> out{};
-    for (size_t i = 0; i < 16; ++i)
-      for (size_t h = 0; h < 2; ++h) {
-        const size_t digit = i >> (2 * h) & 3;
-        out[h][i] = digit < 3 ? int8_t(iq::magnitudes2[digit]) : int8_t(0);
-      }
-    return out;
-  }();
-  alignas(16) static constexpr auto kLevels = levels;
+// Levels of both fields of a nibble: the lower, and the upper.
+using FieldLevels = std::array<std::array<int8_t, 16>, 2>;
+constexpr FieldLevels field_levels(const int (&levels)[3]) {
+  FieldLevels out{};
+  for (size_t i = 0; i < 16; ++i)
+    for (size_t h = 0; h < 2; ++h) {
+      const size_t digit = i >> (2 * h) & 3;
+      out[h][i] = digit < 3 ? int8_t(levels[digit]) : int8_t(0);
+    }
+  return out;
+}
+alignas(16) constexpr FieldLevels kMagnitudes2 = field_levels(iq::magnitudes2);
+alignas(16) constexpr FieldLevels kEighths1 = field_levels({0, 8, 16});
+
+// Fields of two bits -> levels.
+PQ_INLINE void put_field_levels(const FieldLevels& levels, __m512i fields, __m512i (&codes)[4]) {
   __m512i nibbles[2];
   both_nibbles(fields, nibbles);
   PQ_UNROLL
-  for (int j = 0; j < 4; ++j) codes[j] = look_up64<0>(kLevels[size_t(j % 2)].data(), nibbles[j / 2]);
+  for (int j = 0; j < 4; ++j) codes[j] = look_up64<0>(levels[size_t(j % 2)].data(), nibbles[j / 2]);
 }
 
 #endif
@@ -298,7 +302,7 @@ struct Iq2XxsCodes {
     const __m512i index = _mm512_cvtepu8_epi16(_mm512_cvtepi64_epi32(x));
     __mmask32 bits[2];
     test_bits<2>(index, bits);
-    put_magnitudes2(look_up_words<256>(kFields2Xxs.data(), index, bits), codes);
+    put_field_levels(kMagnitudes2, look_up_words<256>(kFields2Xxs.data(), index, bits), codes);
     put_signs(fields_twice<4>(x), minus);
   }
 
@@ -365,7 +369,7 @@ struct Iq2XsCodes {
     const __m512i x = _mm512_loadu_si512(b + 2);
     __mmask32 bits[3];
     test_bits<3>(x, bits);
-    put_magnitudes2(look_up_words<512>(kFields2Xs.data(), x, bits), codes);
+    put_field_levels(kMagnitudes2, look_up_words<512>(kFields2Xs.data(), x, bits), codes);
     put_signs(even_bytes_twice(_mm512_srli_epi16(x, 9)), minus);
   }
   PQ_INLINE static UnitScales unit_scales(const uint8_t* b) { return nibble_unit_scales(b + 66, half_at(b)); }
@@ -410,7 +414,7 @@ struct Iq2SCodes {
   }
   PQ_INLINE static void magnitudes(const uint8_t* b, const uint16_t* index, __m512i (&codes)[4],
                                    __mmask64 (&minus)[4]) {
-    put_magnitudes2(load_entries(kFields2S.data(), index), codes);
+    put_field_levels(kMagnitudes2, load_entries(kFields2S.data(), index), codes);
     put_signs(bytes_twice(b + 34), minus);
   }
   PQ_INLINE static UnitScales unit_scales(const uint8_t* b) { return nibble_unit_scales(b + 74, half_at(b)); }
@@ -502,20 +506,9 @@ PQ_INLINE B32 eighths(const B32& grid, const B32& minus) { return grid + (~minus
 
 // Codes of 32 entries; plus: words whose delta is 1/8.
 PQ_INLINE void put_eighths(const uint16_t* index, __mmask32 plus, __m512i (&codes)[4]) {
-  constexpr auto levels = [] {
-    std::array<std::array<int8_t, 16>, 2> out{};
-    for (size_t i = 0; i < 16; ++i)
-      for (size_t h = 0; h < 2; ++h) out[h][i] = int8_t(8 * (i >> (2 * h) & 3));
-    return out;
-  }();
-  alignas(16) static constexpr auto kLevels = levels;
-  __m512i nibbles[2];
-  both_nibbles(load_entries(kFields1.data(), index), nibbles);
+  put_field_levels(kEighths1, load_entries(kFields1.data(), index), codes);
   PQ_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    codes[j] = look_up64<0>(kLevels[size_t(j % 2)].data(), nibbles[j / 2]);
-    codes[j] = _mm512_mask_add_epi16(codes[j], plus, codes[j], _mm512_set1_epi16(0x202));
-  }
+  for (int j = 0; j < 4; ++j) codes[j] = _mm512_mask_add_epi16(codes[j], plus, codes[j], _mm512_set1_epi16(0x202));
 }
 
 #endif

@@ -67,6 +67,10 @@ bool has_fp16() { return features(0).edx >> 23 & 1; }
 // Some processors with VNNI lack VBMI.
 const TrellisSet& trellis_512() { return __builtin_cpu_supports("avx512vbmi") ? trellis_vnni() : trellis_avx2(); }
 
+std::span<const PackedKernel> grouped_512() {
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") ? grouped_bf16() : grouped_vnni();
+}
+
 // Processors with AMX have FP16, if their host passes it on.
 const TrellisSet& trellis_of_amx() {
   const TrellisSet* const halves = trellis_fp16();
@@ -78,7 +82,7 @@ constexpr KernelSet kSets[] = {
      "amx",
      has_amx,
      packed_amx,
-     grouped_vnni,
+     grouped_512,
      affine_amx,
      trellis_of_amx,
      {trellis_walk_avx512, trellis_walk_avx2}},
@@ -86,7 +90,7 @@ constexpr KernelSet kSets[] = {
      "avx512",
      has_vnni,
      packed_vnni,
-     grouped_vnni,
+     grouped_512,
      affine_vnni,
      trellis_512,
      {trellis_walk_avx512, trellis_walk_avx2}},

@@ -47,10 +47,9 @@ struct SixteenLines {
     for (size_t i = 0; i < 4; ++i) {
       const uint8_t* const line = first + i * stride;
       const auto at = [&](size_t n) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(line + n)); };
-      x[i] = _mm512_castsi128_si512(at(0));
-      x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x00f0, at(four));
-      x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x0f00, at(2 * four));
-      x[i] = _mm512_mask_broadcast_i32x4(x[i], 0xf000, at(twelve));
+      const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(at(0)), at(four), 1),
+                    high = _mm256_inserti128_si256(_mm256_castsi128_si256(at(2 * four)), at(twelve), 1);
+      x[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
     }
   }
 };

@@ -43,12 +43,14 @@ void dequantize_grouped(const PackedMatrix& w, size_t v, float* out) {
 }
 
 #if defined(__AVX2__)
-#define PQ_FLOATS(name, e5m2) \
-  PackedKernel { name, 1, 1, 1, nullptr, dequantize_floats<e5m2>, floats_few<e5m2> }
+#define PQ_FEW_FLOATS(e5m2) floats_few<e5m2>
 #else
-#define PQ_FLOATS(name, e5m2) \
-  PackedKernel { name, 1, 1, 1, nullptr, dequantize_floats<e5m2> }
+#define PQ_FEW_FLOATS(e5m2) nullptr
 #endif
+#define PQ_FLOATS(name, e5m2)                                                                                       \
+  PackedKernel {                                                                                                    \
+    name, 1, 1, 1, nullptr, dequantize_floats<e5m2>, PQ_FEW_FLOATS(e5m2), kFewTokens, kNever, true, /*rounds=*/true \
+  }
 #define PQ_GROUPED(name, ...)                                                                                         \
   PackedKernel {                                                                                                      \
     name, __VA_ARGS__::block, __VA_ARGS__::bytes, 1, multiply<__VA_ARGS__>, dequantize_grouped<__VA_ARGS__>, nullptr, \
@@ -75,6 +77,7 @@ constexpr PackedKernel kGrouped[] = {
 };
 
 #undef PQ_FLOATS
+#undef PQ_FEW_FLOATS
 #undef PQ_GROUPED
 
 }  // namespace

@@ -126,7 +126,11 @@ void multiply_rows(const PackedJob& job, size_t first, size_t last, const Input&
   thread_local Room room;
   PackedJob here = job;
   here.y = y;
-  float_rows(here, first, last, float_inputs(room, in.x + row * in.cols, count, in.cols), stride);
+  const float* const x = in.x + row * in.cols;
+  float_rows(here, first, last,
+             job.bfloats(in.rounding) ? bfloat_inputs(room, x, count, in.cols, job.bfloat_kernel())
+                                      : float_inputs(room, x, count, in.cols),
+             stride);
 }
 
 // Several assignments: computed in thread-local memory first, because their rows of y are scattered.

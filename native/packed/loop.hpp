@@ -43,6 +43,8 @@ void put_side_by_side(const Activations& a, const SideBySide& to, size_t unit);
 
 // x [tokens, cols] with its lanes, if there are enough tokens for them.
 FloatInputs float_inputs(Room& room, const float* x, size_t tokens, size_t cols);
+// The same, rounded to bfloat16 first; kernel: of all matrices, or null.
+FloatInputs bfloat_inputs(Room& room, const float* x, size_t tokens, size_t cols, const BfloatKernel* kernel);
 
 // Dequantizes rows [first, last) and multiplies them by the inputs.
 void float_rows(const PackedJob& job, size_t first, size_t last, const FloatInputs& in, size_t stride);

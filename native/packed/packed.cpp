@@ -7,12 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/half.hpp"
 #include "base/threads.hpp"
 #include "kernel_sets.hpp"
 
 namespace polyquant {
-
-namespace {}  // namespace
 
 const PackedSet& packed_set() { return kernel_set().packed(); }
 
@@ -20,7 +19,7 @@ std::span<const PackedKernel> grouped_kernels() { return kernel_set().grouped();
 
 namespace {
 
-thread_local Room panel_room, row_room, input_room, lane_room, float_room, table_room;
+thread_local Room panel_room, row_room, input_room, lane_room, float_room, bfloat_room, table_room;
 
 }  // namespace
 
@@ -137,8 +136,23 @@ FloatInputs float_inputs(Room& room, const float* x, size_t tokens, size_t cols)
   return {x, lanes, tokens};
 }
 
+FloatInputs bfloat_inputs(Room& room, const float* x, size_t tokens, size_t cols, const BfloatKernel* kernel) {
+  if (kernel) {
+    auto* const out = reinterpret_cast<uint16_t*>(room.at_least(tokens * (cols + 64) * sizeof(uint16_t)));
+    parallel_for(kernel->tiles(tokens), [&](size_t i) { kernel->arrange(x, tokens, cols, i, out); });
+    return {x, nullptr, tokens, out};
+  }
+  thread_local Room rounded;
+  auto* const out = reinterpret_cast<float*>(rounded.at_least(tokens * cols * sizeof(float)));
+  parallel_for(tokens, [&](size_t t) {
+    for (size_t k = t * cols; k < (t + 1) * cols; ++k) out[k] = bfloat_to_float(float_to_bfloat(x[k]));
+  });
+  return float_inputs(room, out, tokens, cols);
+}
+
 void float_rows(const PackedJob& job, size_t first, size_t last, const FloatInputs& in, size_t stride) {
   const PackedMatrix& w = *job.matrix;
+  if (in.bfloats) return job.kernel->bfloats->multiply(w, first, last, in.bfloats, in.tokens, job.y, stride);
   constexpr size_t in_cache = 256 << 10;
   const size_t most = in.tokens > kFewTokens ? in_cache / (w.cols * sizeof(float)) / 8 * 8 : 8;
   const size_t several = std::clamp<size_t>(most, 8, kFloatRows);
@@ -188,12 +202,13 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   };
   thread_local std::vector<Piece> pieces;
   pieces.clear();
-  bool integers = false, floats = false;
+  bool integers = false, floats = false, bfloats = false, fast = true;
   size_t bytes = 0;
   for (const PackedJob& job : jobs) bytes += job.matrix->rows / job.matrix->lanes * job.matrix->line_bytes;
   for (size_t j = 0; j < jobs.size(); ++j) {
     const PackedMatrix& w = *jobs[j].matrix;
-    (jobs[j].integers(rounding) ? integers : floats) = true;
+    (jobs[j].integers(rounding) ? integers : jobs[j].bfloats(rounding) ? bfloats : floats) = true;
+    if (jobs[j].bfloats(rounding) && !jobs[j].bfloat_kernel()) fast = false;
     const size_t step = rows_of_a_chunk(w, share_of_a_chunk(bytes));
     for (size_t first = 0; first < w.rows; first += step) pieces.push_back({j, first, std::min(w.rows, first + step)});
   }
@@ -201,8 +216,14 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   const auto orders = [&](const PackedJob& job) { return job.integers(rounding) && job.kernel->orders; };
   const bool few = tokens <= kFewTokens && std::any_of(jobs.begin(), jobs.end(), orders);
   if (integers) a = rounded(x, jobs[0].matrix->cols, tokens, rounding, few);
-  const FloatInputs in =
-      floats ? float_inputs(float_room, x, tokens, jobs[0].matrix->cols) : FloatInputs{x, nullptr, tokens};
+  const size_t cols = jobs[0].matrix->cols;
+  const FloatInputs in = floats ? float_inputs(float_room, x, tokens, cols) : FloatInputs{x, nullptr, tokens};
+  FloatInputs rounded_in = in;
+  if (bfloats) {
+    const auto first =
+        std::find_if(jobs.begin(), jobs.end(), [&](const PackedJob& job) { return job.bfloats(rounding); });
+    rounded_in = bfloat_inputs(bfloat_room, x, tokens, cols, fast ? first->bfloat_kernel() : nullptr);
+  }
   const auto in_lanes = [&](const PackedJob& job) {
     return job.integers(rounding) && (tokens > job.kernel->alone || (a.tiles && tokens >= job.kernel->tiled));
   };
@@ -217,7 +238,7 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
     if (job.integers(rounding))
       job.kernel->multiply(*job.matrix, piece.first, piece.last, a, job.y, stride);
     else
-      float_rows(job, piece.first, piece.last, in, stride);
+      float_rows(job, piece.first, piece.last, job.bfloats(rounding) ? rounded_in : in, stride);
   });
 }
 

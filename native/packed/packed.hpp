@@ -85,6 +85,15 @@ constexpr size_t kNever = size_t(-1);
 // Maximum number of rows of floats multiplied at a time.
 constexpr size_t kFloatRows = 32;
 
+// Products of inputs in bfloat16. Scales are one per row, or per group of a multiple of 32 columns.
+struct BfloatKernel {
+  size_t (*tiles)(size_t tokens);
+  // One tile of the inputs -> its part of out [tokens, K rounded up to 64]
+  void (*arrange)(const float* x, size_t tokens, size_t cols, size_t tile, uint16_t* out);
+  void (*multiply)(const PackedMatrix&, size_t first, size_t last, const uint16_t* x, size_t tokens, float* y,
+                   size_t stride);
+};
+
 // rows [first, last) in the order of PackedMatrix::row's argument; y[t * stride + row].
 struct PackedKernel {
   const char* name;
@@ -99,6 +108,8 @@ struct PackedKernel {
   size_t alone = kFewTokens;  // the largest number of tokens that need no Activations::lanes
   size_t tiled = kNever;      // with Activations::tiles, so many tokens need them too
   bool orders = true;         // few tokens are read in the orders of Activations::paired and apart
+  bool rounds = false;        // float inputs are rounded to bfloat16, unless Rounding is none
+  const BfloatKernel* bfloats = nullptr;
 };
 
 // Float activations. lanes: of five and more tokens, vectors of kLaneWidth tokens side by side, zeros after the last
@@ -107,6 +118,7 @@ struct FloatInputs {
   const float* x;      // [T, K]
   const float* lanes;  // [vectors, K, kLaneWidth]
   size_t tokens;
+  const uint16_t* bfloats = nullptr;  // instead of these, as BfloatKernel arranges them
 };
 
 // The functions of one instruction set, and type-independent loops.
@@ -133,6 +145,7 @@ std::span<const PackedKernel> grouped_plain();
 std::span<const PackedKernel> grouped_avx2();
 std::span<const PackedKernel> grouped_avx_vnni();
 std::span<const PackedKernel> grouped_vnni();
+std::span<const PackedKernel> grouped_bf16();  // grouped_vnni with BfloatKernel
 #elif defined(__aarch64__) && defined(__GNUC__)
 std::span<const PackedKernel> grouped_neon();
 std::span<const PackedKernel> grouped_neon_dotprod();
@@ -167,6 +180,11 @@ struct PackedJob {
   float* y;
 
   bool integers(Rounding rounding) const { return rounding != Rounding::none && kernel && kernel->multiply; }
+  bool bfloats(Rounding rounding) const { return rounding != Rounding::none && kernel && kernel->rounds; }
+  const BfloatKernel* bfloat_kernel() const {
+    const bool whole = matrix->tables.groups == 1 || matrix->tables.group % 32 == 0;
+    return kernel && whole ? kernel->bfloats : nullptr;
+  }
 };
 void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding);
 

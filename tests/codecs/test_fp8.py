@@ -1,5 +1,6 @@
 """8-bit floats with scales: names, sizes, values, errors."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -27,7 +28,9 @@ def test_values(kind, words, table):
     np.testing.assert_array_equal(codec.dequantize(parts, (5, 7)), want)
     np.testing.assert_array_equal(codec.dequantize(parts, (5, 7), rows=slice(3, 5)), want[3:5])
     x = rng.standard_normal((2, 7)).astype(np.float32)
-    np.testing.assert_array_equal(codec.multiply(parts, (5, 7), x, "block"), x @ want.T)
+    np.testing.assert_array_equal(codec.multiply(parts, (5, 7), x, "none"), x @ want.T)
+    halves = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(codec.multiply(parts, (5, 7), x, "block"), halves @ want.T)
     with pytest.raises(CodecError, match="does not fit"):
         codec.dequantize({**parts, "weight": weight.astype(np.float32)}, (5, 7))
 

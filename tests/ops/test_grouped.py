@@ -11,7 +11,7 @@ import pytest
 
 from polyquant.ops import grouped, native
 from polyquant.ops.grouped import FLOAT_KINDS, Grouped, Kind
-from polyquant.ops.matmul import Group, round_activations
+from polyquant.ops.matmul import ROUNDING_CODES, Group, round_activations, round_to_bfloat16
 from polyquant.types import Rounding
 
 needs_native = pytest.mark.skipif(not native.available(), reason="no native kernels here")
@@ -56,7 +56,7 @@ def check(weight: Grouped, tokens: tuple[int, ...] = (1, 2, 3, 4, 5, 9), roundin
         x = (3 * rng.standard_normal((count, k))).astype(np.float32)
         for rounding in roundings:
             (y,) = Group([handle], [rows])(x, rounding)
-            seen = x if weight.kind in FLOAT_KINDS else round_activations(x, rounding)
+            seen = (round_to_bfloat16 if weight.kind in FLOAT_KINDS else round_activations)(x, rounding)
             bound = np.abs(seen).astype(np.float64) @ size.T
             want = seen.astype(np.float64) @ w.T
             assert (np.abs(y - want) <= 2e-6 * bound + 1e-30).all(), (weight.kind, weight.shape, count, rounding)
@@ -81,6 +81,15 @@ def test_kernel_equals_reference(kind: Kind, kernels: str) -> None:
 def test_small_floats(kind: Kind, dtype: str, group: int, kernels: str) -> None:
     for rows, k in ((12, 512), (7, 1056 if group < 512 else 1000)):
         check(sample(kind, rows, k, min(group, k), dtype=dtype))
+
+
+@needs_native
+@pytest.mark.parametrize("group", [32, 64, 96, 192, 4200])
+def test_small_floats_of_any_shape(group: int, kernels: str) -> None:
+    """Parts of panels, blocks and steps; lines of 4096 bytes; one tile of tokens and several."""
+    for rows, k, pad in ((1, 40, 0), (15, 328, 0), (16, 4096, 0), (17, 4096, 64), (33, 600, 1), (40, 256, 0)):
+        for kind in FLOAT_KINDS:
+            check(sample(kind, rows, k, min(group, k), pad=pad), (1, 2, 3, 4, 5, 12, 13, 30), ("block",))
 
 
 @needs_native
@@ -131,7 +140,7 @@ def test_results_of_five_and_more_tokens_are_the_same_bits(kind: Kind, kernels: 
     x = (3 * np.random.default_rng(11).standard_normal((24, 768))).astype(np.float32)
     for rounding in ("block", "token"):
         many = group(x, rounding)[0]
-        for tokens in (8, 16) if kind in FLOAT_KINDS else (5, 8, 9, 13, 16, 17):
+        for tokens in (5, 8, 9, 13, 16, 17):
             np.testing.assert_array_equal(group(x[:tokens], rounding)[0], many[:tokens], err_msg=f"{tokens} {rounding}")
 
 
@@ -142,11 +151,14 @@ def test_experts_use_the_tables_of_their_rows(kernels: str) -> None:
     for weight in (sample("4", experts * n, k, 64, offset="bias"), sample("e4m3", experts * n, k, 128, tall=8)):
         stack = native.module().PackedExperts([grouped.handle(weight)], experts)
         w = grouped.dequantize(weight).reshape(experts, n, k)
-        ids = np.array([2, 0, 1, 1, 2, 1, 1, 1], np.int32)
+        ids = np.array([2, 0, 1, 1, 2, 1, 1, 1, *[0] * 20], np.int32)
         x = rng.standard_normal((len(ids), k)).astype(np.float32)
         y = np.empty((len(ids), n), np.float32)
-        stack.multiply(x, ids, 0, y)
-        np.testing.assert_allclose(y, np.einsum("tk,tnk->tn", x, w[ids]), rtol=1e-4, atol=1e-3)
+        round_inputs = round_to_bfloat16 if weight.kind in FLOAT_KINDS else round_activations
+        for rounding in ROUNDINGS[:2]:
+            stack.multiply(x, ids, ROUNDING_CODES[rounding], y)
+            want = np.einsum("tk,tnk->tn", round_inputs(x, rounding), w[ids])
+            np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-3)
 
 
 @needs_native

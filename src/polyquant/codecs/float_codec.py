@@ -19,7 +19,7 @@ from polyquant.codecs.keeping import SmallFloats
 from polyquant.codecs.named import NamedCodec
 from polyquant.errors import CodecError
 from polyquant.ops import small_floats
-from polyquant.ops.matmul import round_activations
+from polyquant.ops.matmul import round_activations, round_to_bfloat16
 from polyquant.registry import Search
 from polyquant.types import F32, U8, Parts, Rounding, ScaledFloats, Shape, as_matrix
 
@@ -118,8 +118,10 @@ class FloatCodec(NamedCodec):
         return True
 
     def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: Rounding) -> F32:
-        """Reference of `packed`: x [T, K] -> [T, N]; with 8-bit floats, inputs are not quantized. Raises CodecError."""
-        seen = round_activations(x, rounding) if self.floats.element == "e2m1" else x
+        """Reference of `packed`: x [T, K] -> [T, N]; inputs of 8-bit floats are rounded to bfloat16. Raises
+        CodecError.
+        """
+        seen = (round_activations if self.floats.element == "e2m1" else round_to_bfloat16)(x, rounding)
         return np.asarray(seen @ self.dequantize(parts, shape).T, np.float32)
 
     def _rows(self, shape: Shape, group: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ A row is `pitch` bytes of codes; the tables have a number per row (or per `tall`
     e4m3, e5m2   a byte per column                                  number * scale * factor
 
 The bits of such rows are used as they lie in files of compressed-tensors, MLX and others, without a second copy.
-Activations are rounded as for other packed weights (ops/matmul.py); with e4m3 and e5m2 they stay floats.
+Activations are rounded as for other packed weights (ops/matmul.py); with e4m3 and e5m2 to bfloat16.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.ops import code_streams, native
-from polyquant.ops.matmul import round_activations
+from polyquant.ops.matmul import round_activations, round_to_bfloat16
 from polyquant.types import F32, U8, Rounding, Shape
 
 __all__ = ["FLOAT_KINDS", "Grouped", "Kind", "awq_rows", "dequantize", "handle", "multiply", "runs", "transposed_words"]
@@ -95,7 +95,7 @@ def _bytes(a: NDArray[Any]) -> U8:
 
 def multiply(x: F32, weight: Grouped, rounding: Rounding) -> F32:
     """Multiply x [T, K] -> float32 [T, N]: the reference of the kernels."""
-    seen = x if weight.kind in FLOAT_KINDS else round_activations(x, rounding)
+    seen = (round_to_bfloat16 if weight.kind in FLOAT_KINDS else round_activations)(x, rounding)
     with np.errstate(all="ignore"):
         return np.asarray(seen @ dequantize(weight).T, np.float32)
 

@@ -3,7 +3,7 @@
 int8 activations: each block of 32 values has its own scale d, q = round(x / d) half to even, x is about d * q. The
 scale max|x| / t, t = 127 ... 120, with the least squared error is used (the first among equals). Ternary
 weights use blocks of 128, which lets their kernels add in 16 bits. BitNet rounds a whole token with one scale,
-max(max|x|, 1e-5) / 127, as in training.
+max(max|x|, 1e-5) / 127, as in training. With 8-bit floats, activations are rounded to bfloat16 instead.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +19,7 @@ from polyquant.ops import native
 from polyquant.ops.trellis import TILE_ORDERS
 from polyquant.types import F32, U8, Rounding
 
-__all__ = ["BLOCK", "ROUNDING_CODES", "Group", "packed", "round_activations", "trellis"]
+__all__ = ["BLOCK", "ROUNDING_CODES", "Group", "packed", "round_activations", "round_to_bfloat16", "trellis"]
 
 BLOCK = 32
 _STEPS = tuple(np.float32(t) for t in range(127, 119, -1))
@@ -115,6 +116,11 @@ def round_activations(x: F32, rounding: Rounding) -> F32:
             best, least = np.where(error < least, rounded * step, best), np.minimum(error, least)
         best = np.where(np.isfinite(top), best, np.nan)
     return np.asarray(best.reshape(tokens, -1)[:, :k], np.float32)
+
+
+def round_to_bfloat16(x: F32, rounding: Rounding) -> F32:
+    """Round activations to bfloat16, half to even, as the kernels of 8-bit floats do unless `rounding` is "none"."""
+    return x if rounding == "none" else x.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
 def _sum(x: F32) -> F32:

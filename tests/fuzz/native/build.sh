@@ -16,6 +16,7 @@ sets() {  # the flags of a file: those of CMakeLists.txt
   case $1 in
     trellis_vnni) echo "$avx2 $avx512 -mavx512vnni -mavx512vbmi" ;;
     trellis_fp16) echo "$avx2 $avx512 -mavx512vnni -mavx512vbmi -mavx512fp16" ;;
+    grouped_bf16) echo "$avx2 $avx512 -mavx512vnni -mavx512vbmi -mavx512bf16" ;;
     *_avx2) echo "$avx2" ;;
     *_avx_vnni) echo "$avx2 -DPQ_AVX_VNNI" ;;
     *_avx512) echo "$avx2 $avx512" ;;

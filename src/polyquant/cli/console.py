@@ -209,7 +209,7 @@ activations_option = click.option(
     type=click.Choice(["int8", "float"]),
     default="int8",
     show_default=True,
-    help="int8 quantizes the inputs of quantized weights, which is faster.",
+    help="int8 quantizes the inputs of quantized weights, or rounds those of FP8 to bfloat16, which is faster.",
 )
 cache_option = click.option(
     "--cache",

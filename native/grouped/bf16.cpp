@@ -37,8 +37,9 @@ constexpr std::array<uint8_t, 128> number_bytes(bool e5m2, bool upper) {
 
 template <bool e5m2>
 struct Numbers {
-  alignas(64) static constexpr std::array<uint8_t, 128> kLow = number_bytes(e5m2, false), kHigh = number_bytes(e5m2,
-                                                                                                               true);
+  using Table = std::array<uint8_t, 128>;
+  alignas(64) static constexpr Table kLow = number_bytes(e5m2, false);
+  alignas(64) static constexpr Table kHigh = number_bytes(e5m2, true);
   __m512i low[2], high[2];
 
   PQ_INLINE Numbers() {

@@ -240,6 +240,9 @@ void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Ac
         std::memset(copy, 0, sizeof copy);
         for (size_t r = 0; r < rows; ++r) std::memcpy(copy + r * bytes, b + r * line, count);
         lines = {copy, bytes};
+      } else if (line % 4096 == 0) {  // the lines do not fit L1 beside each other
+        for (size_t r = 0; r < 16; ++r) std::memcpy(copy + r * bytes, b + r * line, bytes);
+        lines = {copy, bytes};
       }
       RowPanel panel;
       const auto put_scales_of_lines = [&] {

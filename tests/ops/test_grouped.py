@@ -93,6 +93,12 @@ def test_small_floats_of_any_shape(group: int, kernels: str) -> None:
 
 
 @needs_native
+def test_lines_of_4096_bytes_are_copied(kernels: str) -> None:
+    check(sample("4", 20, 8192, 128), (5, 9), ("block",))
+    check(sample("8", 20, 4096, 64, offset="zero"), (5, 9), ("block", "wide"))
+
+
+@needs_native
 @pytest.mark.parametrize("tall", [128, 300])
 def test_blocks_of_rows_share_scales(tall: int, kernels: str) -> None:
     check(sample("e4m3", 300, 328, 128, dtype="bf16", tall=tall), (1, 2, 6), ("block",))

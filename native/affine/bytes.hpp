@@ -22,7 +22,7 @@ struct Bytes {
 };
 
 // 128 times the sum of a row.
-uint32_t excess_of(const int8_t* w, size_t cols) {
+inline uint32_t excess_of(const int8_t* w, size_t cols) {
   __m256i sum = _mm256_setzero_si256();
   size_t i = 0;
   for (; i + 32 <= cols; i += 32) sum = Bytes::add_codes(sum, load_codes(w + i));
@@ -31,14 +31,14 @@ uint32_t excess_of(const int8_t* w, size_t cols) {
 }
 
 // From sums of the products of (q + 128), out[t * stride + r - first].
-void subtract_excess(const AffineMatrix& m, size_t first, size_t last, size_t tokens, int32_t* out, size_t stride) {
-  for (size_t r = first; r < last; ++r) {
-    const uint32_t extra = excess_of(m.codes + r * m.cols, m.cols);
-    for (size_t t = 0; t < tokens; ++t) {
-      int32_t& s = out[t * stride + r - first];
-      s = int32_t(uint32_t(s) - extra);
-    }
-  }
+inline void subtract_excess(const AffineMatrix& m, size_t first, size_t last, size_t tokens, int32_t* out,
+                            size_t stride) {
+  thread_local std::vector<uint32_t> extra;
+  extra.resize(last - first);
+  for (size_t r = first; r < last; ++r) extra[r - first] = excess_of(m.codes + r * m.cols, m.cols);
+  const uint32_t* const of_rows = extra.data();
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t r = 0; r < last - first; ++r) out[t * stride + r] = int32_t(uint32_t(out[t * stride + r]) - of_rows[r]);
 }
 
 }  // namespace

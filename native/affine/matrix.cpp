@@ -132,7 +132,7 @@ struct Rounded {
     bytes.resize(set.bytes ? tokens * padded : 0);
     scales.resize(tokens);
     total.resize(tokens);
-    wide = {tokens, padded, words.data(), bytes.data()};
+    wide = {tokens, padded, words.data(), bytes.data(), total.data()};
     parallel_for((tokens + 7) / 8, [&](size_t c) {
       for (size_t t = 8 * c; t < std::min(tokens, 8 * c + 8); ++t) {
         const float* row = x + t * cols;

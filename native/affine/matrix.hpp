@@ -41,6 +41,7 @@ struct WideInput {
   size_t tokens, padded;
   const int16_t* words;
   const uint8_t* bytes;
+  const int32_t* total = nullptr;  // [T] sums of the codes
   const uint8_t* lanes = nullptr;
 };
 constexpr size_t kPanel = 1024, kFew = 8, kFewFloats = 4;

@@ -60,13 +60,14 @@ struct LaneVector {
 // Results per row of a tile with these tokens.
 PQ_INLINE size_t width_of(size_t tokens) { return tokens <= 8 ? 8 : kLaneWidth; }
 
-// Of codes that are multiplied as signed bytes, `centre` is subtracted. Offsets that cannot be remain: `offset`.
+// Of codes that are multiplied as signed bytes, `centre` is subtracted. Offsets that cannot be remain: `offset`, and m
+// is raised by d * centre.
 template <class T>
 PQ_INLINE PanelForm signed_form(const PackedMatrix& w) {
   const PanelForm form = form_of<T>(w, 0);
   constexpr int most = T::top == 0 ? 0 : 128;
   if (form.centre >= 0 && form.centre <= most && T::top - form.centre <= 127) return form;
-  return {0, true, form.paired};
+  return {T::top > 127 ? 128 : 0, true, form.paired};
 }
 
 #if defined(PQ_NEON)

@@ -14,7 +14,9 @@ PQ_INLINE void put_row(const Codes& c, PanelForm form, TileRow& row) {
     _mm256_store_si256(to + 1, form.paired ? _mm256_permute2x128_si256(x, y, 0x31) : y);
   }
   std::memcpy(row.d, c.d, sizeof row.d);
-  if (form.offset) std::memcpy(row.m, c.m, sizeof row.m);
+  if (form.offset)
+    _mm256_storeu_ps(row.m,
+                     _mm256_fmadd_ps(_mm256_loadu_ps(c.d), _mm256_set1_ps(float(form.centre)), _mm256_loadu_ps(c.m)));
 }
 
 // Unpacks rows v ... end of a panel; rows beyond the end repeat one, and their results are unused.

@@ -84,6 +84,16 @@ def test_small_floats(kind: Kind, dtype: str, group: int, kernels: str) -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FLOAT_KINDS])
+def test_many_tokens(kind: Kind, kernels: str) -> None:
+    """Tiles of signed bytes do not hold every code as it is stored: offsets, and zero points that are none."""
+    offsets = ("zero", "bias", "") if kind.isdecimal() else ("",)
+    weights = [sample(kind, 20, 768, 64, offset=offset) for offset in offsets]
+    for weight in (*weights, replace(weights[-1], common=0)):
+        check(weight, (9, 16, 17), ("block", "wide"))
+
+
+@needs_native
 @pytest.mark.parametrize("group", [32, 64, 96, 192, 4200])
 def test_small_floats_of_any_shape(group: int, kernels: str) -> None:
     """Parts of panels, blocks and steps; lines of 4096 bytes; one tile of tokens and several."""

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "base/simd.hpp"
 
@@ -53,6 +54,22 @@ struct SixteenLines {
     }
   }
 };
+
+// Lines of `size` bytes, of which `rows` lines and `count` bytes of each exist: copied, with zeros after them, if some
+// do not, and if the lines are a multiple of 4096 bytes apart, because they do not fit L1 beside each other then. copy:
+// 16 * size bytes.
+template <size_t size>
+PQ_INLINE SixteenLines complete_lines(SixteenLines lines, size_t rows, size_t count, uint8_t* copy) {
+  if (rows < 16 || count < size) [[unlikely]] {
+    std::memset(copy, 0, 16 * size);
+    for (size_t r = 0; r < rows; ++r) std::memcpy(copy + r * size, lines.first + r * lines.stride, count);
+  } else if (lines.stride % 4096 == 0) {
+    for (size_t r = 0; r < 16; ++r) std::memcpy(copy + r * size, lines.first + r * lines.stride, size);
+  } else {
+    return lines;
+  }
+  return {copy, size};
+}
 
 }  // namespace
 }  // namespace polyquant

@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/half.hpp"
 #include "base/sixteen_lines.hpp"
 #include "base/with_constant.hpp"
+#include "grouped/small_float.hpp"
 #include "packed/kernels.hpp"
 
 namespace polyquant {
@@ -17,29 +17,21 @@ constexpr size_t kStep = 64;     // columns at a time
 constexpr size_t kTall = 16;     // rows of a panel
 constexpr int kMostTokens = 12;  // of a tile, whose sums are 24 registers
 
-// The upper or the lower bytes of the bfloat16 numbers with codes 0 to 127.
-constexpr std::array<uint8_t, 128> number_bytes(bool e5m2, bool upper) {
+// The upper or the lower bytes of the bfloat16 numbers with codes 0 to 127: those of floats, without their last 16
+// bits.
+template <bool e5m2>
+constexpr std::array<uint8_t, 128> number_bytes(bool upper) {
   std::array<uint8_t, 128> out{};
-  const int fraction = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, ones = (1 << fraction) - 1;
-  for (int x = 0; x < 128; ++x) {
-    int exponent = (x >> fraction) - bias + 127, rest = (x & ones) << (7 - fraction);
-    if (x <= ones) {  // subnormal: the first bit of the fraction becomes the implicit one
-      exponent = x == 0 ? 0 : 127 - bias + 1;
-      while (x != 0 && !(rest & 0x80)) rest *= 2, --exponent;
-      rest &= 0x7f;
-    }
-    if (e5m2 ? x >= 0x7c : x == 0x7f) exponent = 0xff, rest = !e5m2 || x > 0x7c ? 0x40 : 0;
-    const int number = exponent << 7 | rest;
-    out[size_t(x)] = uint8_t(upper ? number >> 8 : number);
-  }
+  for (size_t x = 0; x < out.size(); ++x)
+    out[x] = uint8_t(std::bit_cast<uint32_t>(small_float<e5m2>(uint8_t(x))) >> (upper ? 24 : 16));
   return out;
 }
 
 template <bool e5m2>
 struct Numbers {
   using Table = std::array<uint8_t, 128>;
-  alignas(64) static constexpr Table kLow = number_bytes(e5m2, false);
-  alignas(64) static constexpr Table kHigh = number_bytes(e5m2, true);
+  alignas(64) static constexpr Table kLow = number_bytes<e5m2>(false);
+  alignas(64) static constexpr Table kHigh = number_bytes<e5m2>(true);
   __m512i low[2], high[2];
 
   PQ_INLINE Numbers() {
@@ -215,27 +207,14 @@ void few_rows(const PackedMatrix& w, size_t first, size_t last, const uint16_t* 
 // Sums of several rows side by side start anew after so many columns, and with each scale: always in the same order.
 constexpr size_t kBlock = 256;
 
-// Blocks of sixteen rows. Those with lines a multiple of 4096 bytes apart do not fit L1 beside each other and are
-// copied, line by line, and so are incomplete ones, with zeros after the last row and column.
+// A block of sixteen rows.
 struct Block {
-  alignas(64) uint8_t copy[kTall][kBlock + kStep];
-  SixteenLines lines{copy[0], sizeof copy[0]};
+  alignas(64) uint8_t copy[kTall * kBlock];
+  SixteenLines lines{copy, kBlock};
 
   // Columns [begin, end) of the rows from v on, of which `rows` exist.
   PQ_INLINE void take(const PackedMatrix& w, size_t v, size_t rows, size_t begin, size_t end) {
-    const uint8_t* line = w.data + v * w.line_bytes + begin;
-    const size_t whole = (end - begin) / kStep * kStep;
-    const __mmask64 rest = (__mmask64(1) << (end - begin - whole)) - 1;
-    if (w.line_bytes % 4096 != 0 && rows == kTall && !rest) {
-      lines = {line, w.line_bytes};
-      return;
-    }
-    lines = {copy[0], sizeof copy[0]};
-    if (rows < kTall) std::memset(copy, 0, sizeof copy);
-    for (size_t r = 0; r < rows; ++r, line += w.line_bytes) {
-      for (size_t k = 0; k < whole; k += kStep) _mm512_store_si512(copy[r] + k, _mm512_loadu_si512(line + k));
-      if (rest) _mm512_store_si512(copy[r] + whole, _mm512_maskz_loadu_epi8(rest, line + whole));
-    }
+    lines = complete_lines<kBlock>({w.data + v * w.line_bytes + begin, w.line_bytes}, rows, end - begin, copy);
   }
 
   // put(j, even columns, odd columns) of the four columns from k + 4 j on, j < 4: lane l of a register is row l.

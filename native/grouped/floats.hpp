@@ -4,21 +4,13 @@
 
 #include <bit>
 #include <cmath>
-#include <limits>
 
 #include "base/with_constant.hpp"
+#include "grouped/small_float.hpp"
 #include "packed/kernels.hpp"
 
 namespace polyquant {
 namespace {
-
-// One number. E4M3 has no infinity; both formats are rounded half floats, E4M3 with another bias.
-template <bool e5m2>
-PQ_INLINE float small_float(uint8_t x) {
-  if (e5m2) return half_to_float(uint16_t(x << 8));
-  const uint16_t magnitude = x & 0x7f;
-  return half_to_float(uint16_t((x & 0x80) << 8 | (magnitude == 0x7f ? 0x7e00 : magnitude << 7))) * 256.0f;
-}
 
 #if defined(__AVX2__)
 
@@ -235,19 +227,6 @@ void floats_few(const PackedMatrix& w, size_t first, size_t last, const float* x
 
 #endif
 
-// A float of the exponent and the fraction, in place, is the number divided by 2^120 or 2^112.
-template <bool e5m2>
-PQ_INLINE float shifted_float(uint8_t x) {
-  constexpr int fraction = e5m2 ? 2 : 3;
-  constexpr uint32_t infinity = 0x7c;  // of E5M2; above it, and at the end of E4M3, is NaN
-  const uint32_t bits = x, magnitude = bits & 0x7f;
-  const float number = std::bit_cast<float>(magnitude << (23 - fraction)) * (e5m2 ? 0x1p112f : 0x1p120f);
-  const float special =
-      e5m2 && magnitude == infinity ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
-  const float all = magnitude < (e5m2 ? infinity : 0x7f) ? number : special;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(all) | (bits & 0x80) << 24);
-}
-
 template <bool e5m2>
 void dequantize_floats(const PackedMatrix& w, size_t v, float* row) {
   const Tables& t = w.tables;
@@ -257,7 +236,7 @@ void dequantize_floats(const PackedMatrix& w, size_t v, float* row) {
   for (size_t g = 0, k = 0; g < t.groups; ++g) {
     const size_t end = w.cols - k < t.group ? w.cols : k + t.group;
     const float s = scale[g];
-    for (; k < end; ++k) row[k] = shifted_float<e5m2>(line[k]) * s;
+    for (; k < end; ++k) row[k] = small_float<e5m2>(line[k]) * s;
   }
 }
 

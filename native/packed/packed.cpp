@@ -195,6 +195,14 @@ uint8_t* scratch(size_t bytes) { return panel_room.at_least(bytes); }
 
 float* table_scratch(size_t floats) { return reinterpret_cast<float*>(table_room.at_least(floats * sizeof(float))); }
 
+// The kernel of all matrices whose inputs are rounded to bfloat16; null if one has none.
+static const BfloatKernel* common_kernel(std::span<const PackedJob> jobs, Rounding rounding) {
+  const BfloatKernel* common = nullptr;
+  for (const PackedJob& job : jobs)
+    if (job.bfloats(rounding) && !(common = job.bfloat_kernel())) return nullptr;
+  return common;
+}
+
 void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding) {
   if (tokens == 0 || jobs.empty()) return;
   struct Piece {
@@ -202,13 +210,12 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   };
   thread_local std::vector<Piece> pieces;
   pieces.clear();
-  bool integers = false, floats = false, bfloats = false, fast = true;
+  bool integers = false, floats = false, bfloats = false;
   size_t bytes = 0;
   for (const PackedJob& job : jobs) bytes += job.matrix->rows / job.matrix->lanes * job.matrix->line_bytes;
   for (size_t j = 0; j < jobs.size(); ++j) {
     const PackedMatrix& w = *jobs[j].matrix;
     (jobs[j].integers(rounding) ? integers : jobs[j].bfloats(rounding) ? bfloats : floats) = true;
-    if (jobs[j].bfloats(rounding) && !jobs[j].bfloat_kernel()) fast = false;
     const size_t step = rows_of_a_chunk(w, share_of_a_chunk(bytes));
     for (size_t first = 0; first < w.rows; first += step) pieces.push_back({j, first, std::min(w.rows, first + step)});
   }
@@ -218,12 +225,8 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   if (integers) a = rounded(x, jobs[0].matrix->cols, tokens, rounding, few);
   const size_t cols = jobs[0].matrix->cols;
   const FloatInputs in = floats ? float_inputs(float_room, x, tokens, cols) : FloatInputs{x, nullptr, tokens};
-  FloatInputs rounded_in = in;
-  if (bfloats) {
-    const auto first =
-        std::find_if(jobs.begin(), jobs.end(), [&](const PackedJob& job) { return job.bfloats(rounding); });
-    rounded_in = bfloat_inputs(bfloat_room, x, tokens, cols, fast ? first->bfloat_kernel() : nullptr);
-  }
+  const FloatInputs rounded_in =
+      bfloats ? bfloat_inputs(bfloat_room, x, tokens, cols, common_kernel(jobs, rounding)) : in;
   const auto in_lanes = [&](const PackedJob& job) {
     return job.integers(rounding) && (tokens > job.kernel->alone || (a.tiles && tokens >= job.kernel->tiled));
   };

@@ -233,17 +233,9 @@ void multiply_sixteen(const PackedMatrix& w, size_t first, size_t last, const Ac
       const uint8_t* b = w.data + v * line + u * bytes;
       for (size_t i = 0; i < 16 * bytes; i += 64)  // of the next panel, to L2: both would not fit L1
         _mm_prefetch(reinterpret_cast<const char*>(w.data + (v + 16) * line + u * 16 * bytes + i), _MM_HINT_T1);
-      SixteenLines lines{b, line};
+      const size_t left = w.cols - u * kUnit, count = (left < kUnit ? left : kUnit) / T::block * T::bytes;
       uint8_t copy[16 * bytes];
-      if (rows < 16 || w.cols < (u + 1) * kUnit) [[unlikely]] {
-        const size_t left = w.cols - u * kUnit, count = (left < kUnit ? left : kUnit) / T::block * T::bytes;
-        std::memset(copy, 0, sizeof copy);
-        for (size_t r = 0; r < rows; ++r) std::memcpy(copy + r * bytes, b + r * line, count);
-        lines = {copy, bytes};
-      } else if (line % 4096 == 0) {  // the lines do not fit L1 beside each other
-        for (size_t r = 0; r < 16; ++r) std::memcpy(copy + r * bytes, b + r * line, bytes);
-        lines = {copy, bytes};
-      }
+      const SixteenLines lines = complete_lines<bytes>({b, line}, rows, count, copy);
       RowPanel panel;
       const auto put_scales_of_lines = [&] {
         if constexpr (SixteenScales<T>)
